@@ -1,0 +1,83 @@
+package protocol
+
+// The WebSocket subprotocols this package has codecs for.
+const (
+	SubprotocolPlain      = "actioncable-v1-json"     // Action Cable as Rails speaks it
+	SubprotocolExtended   = "actioncable-v1-ext-json" // AnyCable's extension with history
+	SubprotocolChronocast = "chronocast-v1-json"      // ours: resets, errors, bursts in one frame
+)
+
+// Level orders the subprotocols by what a client of each can understand.
+type Level int
+
+// The levels. A frame type introduced at one level is never sent below it.
+const (
+	LevelPlain      Level = iota // messages, confirmations, rejections
+	LevelExtended                // and history
+	LevelChronocast              // and reset, error and messages frames
+)
+
+// DisconnectReason is why the server ends a connection.
+type DisconnectReason string
+
+// The disconnect reasons.
+const (
+	DisconnectUnauthorized  DisconnectReason = "unauthorized"
+	DisconnectTokenExpired  DisconnectReason = "token_expired"
+	DisconnectServerRestart DisconnectReason = "server_restart"
+	DisconnectTooSlow       DisconnectReason = "too_slow"
+	DisconnectRemote        DisconnectReason = "remote"
+	DisconnectIdleTimeout   DisconnectReason = "idle_timeout"
+)
+
+// StreamPosition is a position together with the stream it belongs to.
+type StreamPosition struct {
+	Stream string
+	Position
+}
+
+// Address is where a message frame goes: a subscription identifier and a
+// stream, quoted once as JSON strings so that encoding a message only copies
+// them. The identifier is echoed byte for byte in meaning: the JSON string
+// decodes to exactly the text the client sent.
+type Address struct {
+	Identifier string
+	Stream     string
+
+	identifierJSON []byte
+	streamJSON     []byte
+}
+
+// Codec encodes replies and decodes commands for one subprotocol. Codecs are
+// stateless and safe for concurrent use. Every Append method appends one whole
+// frame (the text of one WebSocket message) to dst and returns the extended
+// slice.
+type Codec interface {
+	// Name is the subprotocol's name as it is negotiated.
+	Name() string
+	Level() Level
+
+	// Decode reads one client frame. The error, if any, is a *CommandError
+	// whose Reason and Message may be shown to the client.
+	Decode(frame []byte) (Command, error)
+
+	AppendWelcome(dst []byte, sid string) []byte
+	// AppendPing appends a ping with the server's time in unix seconds. heads
+	// tells how far each stream has been sent on this socket; levels below
+	// LevelChronocast leave it out.
+	AppendPing(dst []byte, unix int64, heads []StreamPosition) []byte
+	AppendConfirm(dst []byte, identifier string, at []StreamPosition) []byte
+	AppendReject(dst []byte, identifier, reason string) []byte
+	AppendConfirmHistory(dst []byte, identifier string) []byte
+	AppendRejectHistory(dst []byte, identifier, reason string, span Span) []byte
+	AppendDisconnect(dst []byte, reason DisconnectReason, reconnect bool) []byte
+
+	// AppendReset and AppendError are for LevelChronocast; below it they
+	// append nothing.
+	AppendReset(dst []byte, a *Address, reason Reason, span Span) []byte
+	AppendError(dst []byte, command, identifier, reason, message string) []byte
+
+	// Frames encodes consecutive messages as one or more frames, in order, and
+	// appends them to dst. replay marks messages read back from history.
+	Frames(dst [][]byte, a *Address, epoch Epoch, msgs []Message, replay bool) [][]byte
+}
