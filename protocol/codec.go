@@ -68,8 +68,14 @@ type Codec interface {
 	AppendPing(dst []byte, unix int64, heads []StreamPosition) []byte
 	AppendConfirm(dst []byte, identifier string, at []StreamPosition) []byte
 	AppendReject(dst []byte, identifier, reason string) []byte
+	// AppendConfirmHistory, AppendRejectHistory and AppendPresenceError are for
+	// LevelExtended and above; below it they append nothing, because a Rails
+	// client takes every frame type it does not know for a message. A zero
+	// span is left out.
 	AppendConfirmHistory(dst []byte, identifier string) []byte
 	AppendRejectHistory(dst []byte, identifier, reason string, span Span) []byte
+	// AppendPresenceError tells that there is no presence to ask for.
+	AppendPresenceError(dst []byte, identifier string) []byte
 	AppendDisconnect(dst []byte, reason DisconnectReason, reconnect bool) []byte
 
 	// AppendReset and AppendError are for LevelChronocast; below it they
@@ -78,6 +84,7 @@ type Codec interface {
 	AppendError(dst []byte, command, identifier, reason, message string) []byte
 
 	// Frames encodes consecutive messages as one or more frames, in order, and
-	// appends them to dst. replay marks messages read back from history.
+	// appends them to dst. replay marks messages read back from history. Each
+	// frame is memory of its own and may be kept and shared.
 	Frames(dst [][]byte, a *Address, epoch Epoch, msgs []Message, replay bool) [][]byte
 }
