@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/chronocast/chronocast/protocol"
+)
+
+const (
+	// maxDataBytes bounds what is read into memory for one broadcast. The
+	// server has its own, lower limit; its answer names it.
+	maxDataBytes = 64 << 20
+	// keyWindow is how long a server remembers an idempotency key by default.
+	// Retrying for longer could publish twice.
+	keyWindow = time.Hour
+	// interruptGrace lets the request under way tell its outcome.
+	interruptGrace = 2 * time.Second
+)
+
+const publishHelp = `Usage: chronocast publish STREAM [DATA|-] [flags]
+
+Broadcasts DATA to STREAM and prints its position, EPOCH:OFFSET. Data that is
+JSON is sent as it is; anything else is sent as text and arrives as one JSON
+string. With - instead of DATA, or without it, all of standard input is one
+broadcast, its last line break included.
+
+With --lines each line of standard input is one broadcast, in order, without
+its line break. What has been read while a request was under way goes with the
+next one, so that a fast input is sent in batches and a slow one at once.
+
+A request without an answer is repeated under the same idempotency key: it is
+stored once, also when the server restarts in between.
+`
+
+const publishExamples = `  chronocast publish chat/42 '{"text":"hello"}'
+  chronocast publish chat/42 -- -5
+  date | chronocast publish clock
+  my-model | chronocast publish answers/7 --lines
+  chronocast publish answers/7 --lines --key generation-3 < tokens.txt
+`
+
+// publication is one run of the publish command.
+type publication struct {
+	flags  *clientFlags
+	api    *api
+	stream string
+	key    string
+	asJSON bool
+	stdout io.Writer
+	silent bool // nobody reads stdout
+
+	maxItems int // of the next batch; both shrink when the server takes less
+	maxBytes int
+	lineMax  int // longest line, in bytes
+}
+
+func runPublish(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	p := &publication{stdout: stdout, maxItems: batchItems, maxBytes: batchBytes, lineMax: maxLineBytes}
+	f := newClientFlags("publish", publishHelp, publishExamples, stderr)
+	f.addServer(30*time.Second, "`time` to keep trying when the server does not answer")
+	f.StringVar(&p.key, "key", "", "idempotency `key`: what was published under it before is not published again; with --lines each line has its own, KEY#LINE, and its own request")
+	f.BoolVar(&p.asJSON, "json", false, "refuse data that is not JSON instead of sending it as text")
+	f.BoolVar(&f.quiet, "quiet", false, "print no positions and no progress")
+	lines := f.Bool("lines", false, "each line of standard input is one broadcast")
+	rest, code := f.parse(args, stdout, 1, 2)
+	if code >= 0 {
+		return code
+	}
+	var err error
+	if p.api, err = f.api(); err != nil {
+		return f.misused("%v", err)
+	}
+	defer p.api.close()
+	p.flags, p.stream = f, rest[0]
+	p.api.grace = interruptGrace
+
+	keyGiven := false
+	f.Visit(func(fl *flag.Flag) { keyGiven = keyGiven || fl.Name == "key" })
+	fromStdin := len(rest) == 1 || rest[1] == "-"
+	switch {
+	case keyGiven && !isKey(p.key):
+		return f.misused("--key must not be empty and takes visible ASCII characters and spaces between them")
+	case f.retryFor >= keyWindow:
+		return f.misused("--retry-for must be less than %v: the server forgets idempotency keys", keyWindow)
+	case *lines && !fromStdin:
+		return f.misused("--lines reads standard input; leave DATA out")
+	case fromStdin && len(rest) == 1 && isTerminal(stdin):
+		return f.misused("DATA is missing; give - to type it on standard input")
+	case *lines:
+		return p.publishLines(ctx, stdin)
+	}
+	var data []byte
+	if fromStdin {
+		if data, err = readWhole(stdin); err != nil {
+			return f.fail(ctx, err)
+		}
+	} else {
+		data = []byte(rest[1])
+	}
+	isJSON, err := p.kind(data)
+	if err != nil {
+		return f.fail(ctx, err)
+	}
+	at, err := p.one(ctx, data, isJSON, p.key)
+	if err != nil {
+		return f.fail(ctx, explainPublish(err))
+	}
+	return f.fail(ctx, p.print([]protocol.Position{at}))
+}
+
+// readWhole reads standard input to its end.
+func readWhole(r io.Reader) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(r, maxDataBytes+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read standard input: %w", err)
+	case len(data) > maxDataBytes:
+		return nil, fmt.Errorf("standard input is longer than %d bytes; --lines publishes it line by line", maxDataBytes)
+	case len(data) == 0:
+		return nil, errors.New(`standard input is empty; give "" as DATA to publish an empty text`)
+	}
+	return data, nil
+}
+
+// kind tells JSON from text, and refuses what can be published as neither.
+func (p *publication) kind(data []byte) (isJSON bool, err error) {
+	if !utf8.Valid(data) {
+		return false, errors.New("the data is not valid UTF-8")
+	}
+	if json.Valid(data) {
+		return true, nil
+	}
+	if p.asJSON {
+		return false, errors.New("the data is not valid JSON")
+	}
+	return false, nil
+}
+
+// isKey reports whether s can be an Idempotency-Key header.
+func isKey(s string) bool {
+	for i := 0; i < len(s); i++ {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return s != "" && strings.TrimSpace(s) == s
+}
+
+// one publishes one broadcast under key, or under a key of its own.
+func (p *publication) one(ctx context.Context, data []byte, isJSON bool, key string) (protocol.Position, error) {
+	if key == "" {
+		key = uuid.NewString()
+	}
+	kind := "text/plain; charset=utf-8"
+	if isJSON {
+		kind = "application/json"
+	}
+	var answer wirePosition
+	_, err := p.api.do(ctx, call{
+		method: http.MethodPost,
+		path:   streamPath(p.stream, "/messages"),
+		header: map[string]string{"Content-Type": kind, "Idempotency-Key": key},
+		body:   data,
+	}, &answer)
+	if err != nil {
+		return protocol.Position{}, err
+	}
+	return answer.position()
+}
+
+// print writes positions, one a line. When nobody reads them any more it stays
+// silent from then on: publishing goes on.
+func (p *publication) print(at []protocol.Position) error {
+	if p.silent || p.flags.quiet {
+		return nil
+	}
+	var out []byte
+	for _, position := range at {
+		out = append(append(out, position.String()...), '\n')
+	}
+	if _, err := p.stdout.Write(out); err != nil {
+		if err = (&outputError{err}); !isClosedPipe(err) {
+			return err
+		}
+		p.silent = true
+	}
+	return nil
+}
+
+// explainPublish adds what the caller cannot see: whether the broadcast of a
+// request that was given up may be stored all the same.
+func explainPublish(err error) error {
+	var f *failure
+	if errors.As(err, &f) && f.unknown {
+		return fmt.Errorf("%w; it is unknown whether the broadcast was stored", err)
+	}
+	return err
+}
