@@ -221,12 +221,18 @@ func (c *jsonCodec) Frames(dst [][]byte, a *Address, epoch Epoch, msgs []Message
 		return dst
 	}
 	head := len(manyHead) + len(a.identifierJSON) + len(oneStream) + len(a.streamJSON) +
-		len(oneEpoch) + digits(uint64(epoch)) + len(manyReplay) + len(`]}`)
+		len(oneEpoch) + digits(uint64(epoch)) + len(manyLive) + len(`]}`)
+	if replay {
+		head += len(manyReplay) - len(manyLive)
+	}
 	for len(msgs) > 0 {
 		n, size := 1, head+manySize(&msgs[0])
-		for n < len(msgs) && size+manySize(&msgs[n]) <= MaxFrameBytes {
-			size += manySize(&msgs[n])
-			n++
+		for ; n < len(msgs); n++ {
+			next := size + len(`,`) + manySize(&msgs[n])
+			if next > MaxFrameBytes {
+				break
+			}
+			size = next
 		}
 		if n == 1 && !replay {
 			dst = append(dst, one(a, epoch, &msgs[0]))
@@ -255,7 +261,7 @@ func one(a *Address, epoch Epoch, m *Message) []byte {
 	return append(b, '}')
 }
 
-// many returns one frame of several messages; size is how large it may become.
+// many returns one frame of several messages, in memory of exactly its size.
 func many(a *Address, epoch Epoch, msgs []Message, replay bool, size int) []byte {
 	b := make([]byte, 0, size)
 	b = append(b, manyHead...)
@@ -282,9 +288,9 @@ func many(a *Address, epoch Epoch, msgs []Message, replay bool, size int) []byte
 	return append(b, `]}`...)
 }
 
-// manySize is what a message takes in a frame of several, its comma included.
+// manySize is what a message takes in a frame of several.
 func manySize(m *Message) int {
-	return len(manyOffset) + digits(m.Offset) + len(manyMessage) + len(m.Data) + len(`},`)
+	return len(manyOffset) + digits(m.Offset) + len(manyMessage) + len(m.Data) + len(`}`)
 }
 
 // digits returns how many decimal digits n has.
