@@ -1,0 +1,29 @@
+// Package hub delivers committed messages to this node's subscribers, in order
+// and encoded once.
+//
+// Hints of committed messages come in through [Hub.Publish]; each stream that
+// has subscribers passes them through a [history.Tail]. What passes is fanned
+// out by the shard the stream belongs to: one goroutine per shard, none per
+// subscription. A subscription that cannot take more, or that replays, is
+// served by a bounded pool of catch-up workers from the window in memory and
+// from the log, until it meets the head again.
+//
+// # State of a subscription
+//
+//	Subscribe → holding ── Live ──→ live ←─────────────┐
+//	               │                 │ Push said no,   │ met the head
+//	               │                 ↓ or Replay       │
+//	               └─── Replay ──→ catching ───────────┘
+//	Close, or Cut of a plain client: closed
+//
+// # Locks
+//
+// In the order they may be taken, each held for memory operations only:
+//
+//	shard.mu        registry of the shard's streams
+//	stream.mu       gate, window, members of one stream
+//	Subscription.mu cursor and state; the only lock held across Sink.Push
+//	leaves          stream.inMu, shard.queueMu, the queues, the caches, the flights
+//
+// No lock is held across a read of the log, Sink.Room or Sink.Cut.
+package hub

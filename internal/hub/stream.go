@@ -1,0 +1,378 @@
+package hub
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/chronocast/chronocast/history"
+	"github.com/chronocast/chronocast/protocol"
+)
+
+// stream is one stream in memory: its gate, and who listens.
+type stream struct {
+	hub  *Hub
+	sh   *shard
+	name string
+
+	pins      int       // subscriptions and calls that need it; guarded by sh.mu
+	idleSince time.Time // when pins became 0; guarded by sh.mu
+
+	ready, resting bool // guarded by sh.queueMu
+	pass           pass // of the shard's goroutine
+
+	inMu    sync.Mutex // guards what follows; a leaf
+	gone    bool
+	inbox   []protocol.Batch
+	dropped protocol.Position // newest position whose hint was dropped
+	waiting load              // of the inbox
+	pended  load              // of what left it and may be pending
+
+	mu       sync.Mutex // guards what follows
+	starting *start     // the read of the head under way, if any
+	started  bool
+	life     uint64 // changes whenever the numbering in memory begins anew
+	tail     *history.Tail
+	first    uint64             // lowest offset kept, as the log last told
+	checked  time.Time          // when the log was last asked
+	fanned   uint64             // last offset of the newest pass; up to the head it is pending
+	pending  []protocol.Message // passed the gate, not yet fanned out
+	suspect  bool               // a hint spoke of a later epoch
+	filling  bool               // a fill is scheduled or under way
+	failures int                // of fills, one after another
+	used     uint64             // when the window was last of use
+	counted  int                // window bytes counted in hub.window
+	members  []*Subscription    // the groups one after another; nil when it must be made again
+	groups   map[groupKey]*group
+}
+
+// group is the subscriptions that take the same frames.
+type group struct {
+	key   groupKey
+	codec protocol.Codec
+	addr  *protocol.Address
+	subs  []*Subscription
+}
+
+type groupKey struct{ codec, identifier string }
+
+// load is what hints cost while they wait.
+type load struct{ messages, bytes int }
+
+type start struct {
+	done chan struct{}
+	err  error
+}
+
+// post takes a hint; false when nobody needs to look at it.
+func (s *stream) post(b protocol.Batch) bool {
+	size := load{messages: len(b.Messages)}
+	for i := range b.Messages {
+		size.bytes += cost(b.Messages[i])
+	}
+	s.hub.n.published.Add(uint64(size.messages))
+
+	s.inMu.Lock()
+	defer s.inMu.Unlock()
+	if s.gone {
+		return false
+	}
+	if !s.sh.charge(size) {
+		s.hub.n.overflowed.Add(uint64(size.messages))
+		last := protocol.Position{Epoch: b.Epoch, Offset: b.Messages[size.messages-1].Offset}
+		if last.Epoch > s.dropped.Epoch || (last.Epoch == s.dropped.Epoch && last.Offset > s.dropped.Offset) {
+			s.dropped = last
+		}
+		return true
+	}
+	s.waiting.messages += size.messages
+	s.waiting.bytes += size.bytes
+	s.inbox = append(s.inbox, b)
+	return true
+}
+
+// cost is what a message is taken to cost in memory.
+func cost(m protocol.Message) int { return len(m.Data) + 64 }
+
+// release gives the shard back what hints were charged that wait no longer.
+func (s *stream) release() {
+	s.inMu.Lock()
+	defer s.inMu.Unlock()
+	s.sh.discharge(s.pended)
+	s.pended = load{}
+}
+
+// leave drops a stream that is no longer registered.
+func (s *stream) leave() {
+	s.inMu.Lock()
+	s.gone = true
+	s.sh.discharge(s.pended)
+	s.sh.discharge(s.waiting)
+	s.inbox, s.pended, s.waiting = nil, load{}, load{}
+	s.inMu.Unlock()
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.started {
+		s.tail.Forget(protocol.MaxOffset + 1)
+	}
+	s.hub.window.Add(int64(-s.counted))
+	s.counted = 0
+}
+
+// absorbLocked moves the hints through the gate, so that the head counts every
+// Publish that has returned. What passed waits in pending.
+func (s *stream) absorbLocked() {
+	s.inMu.Lock()
+	in, dropped := s.inbox, s.dropped
+	s.inbox, s.dropped = nil, protocol.Position{}
+	s.pended.messages += s.waiting.messages
+	s.pended.bytes += s.waiting.bytes
+	s.waiting = load{}
+	s.inMu.Unlock()
+	for i := range in {
+		s.addLocked(in[i].Epoch, in[i].Messages)
+	}
+	switch head := s.tail.Head(); {
+	case dropped.Epoch > head.Epoch:
+		s.suspect = true
+	case dropped.Epoch == head.Epoch && dropped.Offset > head.Offset:
+		s.tail.Know(dropped.Offset)
+	}
+	if len(s.pending) > 0 {
+		s.sh.enqueue(s)
+	}
+	s.needLocked()
+	s.accountLocked()
+}
+
+func (s *stream) addLocked(epoch protocol.Epoch, msgs []protocol.Message) {
+	passed, newer := s.tail.Add(epoch, msgs)
+	s.suspect = s.suspect || newer
+	if len(passed) == 0 {
+		return
+	}
+	s.hub.n.passed.Add(uint64(len(passed)))
+	if s.pending == nil {
+		s.pending = passed[:len(passed):len(passed)] // may be shared: never appended in place
+	} else {
+		s.pending = append(s.pending, passed...)
+	}
+}
+
+// needLocked arranges for the log to be read when something is missing.
+func (s *stream) needLocked() {
+	if s.filling {
+		return
+	}
+	_, _, gap := s.tail.Gap()
+	if !gap && !s.suspect {
+		return
+	}
+	s.filling = true
+	wait := s.hub.opts.GapDelay
+	if s.failures > 0 {
+		wait = min(50*time.Millisecond<<min(s.failures-1, 5), time.Second)
+	}
+	s.hub.later.after(wait, func() { s.hub.fills.push(s) })
+}
+
+func (s *stream) accountLocked() {
+	s.used = s.hub.uses.Add(1)
+	now := s.tail.WindowBytes()
+	if total := s.hub.window.Add(int64(now - s.counted)); now > s.counted && total > s.hub.opts.WindowTotal {
+		signal(s.hub.evictNow)
+	}
+	s.counted = now
+}
+
+// spanLocked is what the stream holds as far as this node knows.
+func (s *stream) spanLocked() protocol.Span {
+	head := s.tail.Head()
+	return protocol.Span{Epoch: head.Epoch, First: s.first, Last: head.Offset}
+}
+
+// ensureStarted reads the head of a stream new in memory, or of one that may
+// have missed hints while nobody listened. The stream is registered before, so
+// that every commit later than the read leaves its hint in the inbox.
+func (s *stream) ensureStarted(ctx context.Context) error {
+	s.mu.Lock()
+	if s.started && (s.listenedLocked() || s.freshLocked()) {
+		s.mu.Unlock()
+		return nil
+	}
+	st := s.starting
+	if st == nil {
+		st = &start{done: make(chan struct{})}
+		if !s.hub.goBackground(func() { s.begin(st) }) {
+			s.mu.Unlock()
+			return ErrClosed
+		}
+		s.starting = st
+	}
+	s.mu.Unlock()
+	select {
+	case <-st.done:
+		return st.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *stream) begin(st *start) {
+	s.mu.Lock()
+	before, life := s.markLocked()
+	s.mu.Unlock()
+	span, err := timed(s.hub, s.hub.headOf(s.name))
+	var told []*Subscription
+	s.mu.Lock()
+	s.starting = nil
+	st.err = err
+	switch {
+	case err != nil:
+	case s.started:
+		told = s.settleLocked(before, life, span)
+	default:
+		s.tail = history.NewTail(s.hub.opts.Tail)
+		s.restartLocked(span)
+		s.started = true
+		s.absorbLocked()
+	}
+	s.mu.Unlock()
+	close(st.done)
+	s.hub.catchups.push(told...)
+}
+
+// freshLocked says whether the log was asked a moment ago.
+func (s *stream) freshLocked() bool {
+	return time.Since(s.checked) < s.hub.opts.SweepEvery
+}
+
+func (s *stream) listenedLocked() bool { return len(s.groups) > 0 }
+
+// markLocked notes where the stream stands before a read of the log.
+func (s *stream) markLocked() (before protocol.Position, life uint64) {
+	if !s.started {
+		return protocol.Position{}, s.life
+	}
+	s.absorbLocked()
+	return s.tail.Head(), s.life
+}
+
+// settleLocked compares the stream with the span a read of the log returned
+// that began when the stream stood at before. The log is the truth: when it
+// does not continue the stream, all subscriptions are reset and returned, to
+// be queued for catching up.
+func (s *stream) settleLocked(before protocol.Position, life uint64, span protocol.Span) []*Subscription {
+	if life != s.life {
+		return nil
+	}
+	s.suspect = false
+	s.checked = time.Now()
+	switch reason := span.Check(before); reason {
+	case protocol.ReasonEpochChanged, protocol.ReasonAhead:
+		return s.resetLocked(reason, span)
+	case protocol.ReasonTrimmed:
+		// Hints may have brought meanwhile what the log no longer has.
+		if s.absorbLocked(); s.tail.Head().Offset+1 < span.First {
+			return s.resetLocked(reason, span)
+		}
+	}
+	if span.First > s.first {
+		s.first = span.First
+		s.tail.Forget(s.first)
+	}
+	s.tail.Know(span.Last)
+	s.absorbLocked()
+	return nil
+}
+
+// restartLocked begins a new life of the stream at the head of span.
+func (s *stream) restartLocked(span protocol.Span) {
+	s.life = s.hub.lives.Add(1)
+	s.tail.Start(span.Head())
+	s.first = span.First
+	s.fanned, s.pending = span.Last, nil
+	s.release()
+	s.suspect = false
+	s.checked = time.Now()
+	s.accountLocked()
+}
+
+// resetLocked restarts the stream at the head of span and tells every
+// subscription that what it had cannot be continued.
+func (s *stream) resetLocked(reason protocol.Reason, span protocol.Span) (told []*Subscription) {
+	s.hub.logger.Warn("stream cannot be continued, restarting at the head of the log", zap.String("stream", s.name),
+		zap.String("reason", string(reason)), zap.Stringer("had", s.tail.Head()), zap.Stringer("head", span.Head()))
+	s.restartLocked(span)
+	for _, g := range s.groups {
+		frame := g.resetFrame(reason, span)
+		for _, c := range g.subs {
+			c.mu.Lock()
+			if c.resetLocked(reason, frame, span.Head()) {
+				told = append(told, c)
+			}
+			c.mu.Unlock()
+		}
+	}
+	s.absorbLocked()
+	return told
+}
+
+// resetFrame is how a client of the group learns of a reset; nil when its
+// protocol has no word for it.
+func (g *group) resetFrame(reason protocol.Reason, span protocol.Span) []byte {
+	switch g.codec.Level() {
+	case protocol.LevelPlain:
+		return nil
+	case protocol.LevelExtended:
+		return g.codec.AppendRejectHistory(nil, g.addr.Identifier, string(reason), span)
+	default:
+		return g.codec.AppendReset(nil, g.addr, reason, span)
+	}
+}
+
+func (s *stream) joinLocked(c *Subscription, addr *protocol.Address, codec protocol.Codec) {
+	key := groupKey{codec.Name(), addr.Identifier}
+	g := s.groups[key]
+	if g == nil {
+		g = &group{key: key, codec: codec, addr: addr}
+		if s.groups == nil {
+			s.groups = make(map[groupKey]*group)
+		}
+		s.groups[key] = g
+	}
+	c.group, c.index = g, len(g.subs)
+	g.subs = append(g.subs, c)
+	s.members = nil
+}
+
+func (s *stream) leaveLocked(c *Subscription) {
+	g := c.group
+	last := len(g.subs) - 1
+	g.subs[c.index] = g.subs[last]
+	g.subs[c.index].index = c.index
+	g.subs[last] = nil
+	if g.subs = g.subs[:last]; last == 0 {
+		delete(s.groups, g.key)
+	}
+	s.members = nil
+}
+
+// membersLocked returns the subscriptions group by group. The slice is not
+// changed afterwards.
+func (s *stream) membersLocked() []*Subscription {
+	if s.members == nil {
+		n := 0
+		for _, g := range s.groups {
+			n += len(g.subs)
+		}
+		s.members = make([]*Subscription, 0, n)
+		for _, g := range s.groups {
+			s.members = append(s.members, g.subs...)
+		}
+	}
+	return s.members
+}

@@ -1,0 +1,290 @@
+package hub
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+
+	"github.com/chronocast/chronocast/protocol"
+)
+
+// Subscription is one identifier of one connection listening to one stream.
+type Subscription struct {
+	stream *stream
+	group  *group // immutable once joined
+	sink   Sink
+	index  int // in group.subs; guarded by stream.mu
+
+	mu       sync.Mutex // guards what follows; held across Sink.Push
+	state    state
+	work     work
+	life     uint64                    // of the stream, that cursor belongs to
+	cursor   protocol.Position         // what follows it is pushed next
+	sent     protocol.Position         // what the client has been sent up to
+	replayTo uint64                    // frames up to here are marked replay
+	done     [][]byte                  // owed when the cursor has reached replayTo
+	owed     [][]byte                  // owed before anything else
+	turns    uint64                    // counts what moves the cursor other than forward
+	stalls   int                       // pushes without room since the last that had
+	failures int                       // reads of the log that failed, one after another
+	cut      protocol.DisconnectReason // the connection is to be cut with it
+	left     bool                      // Close was called
+}
+
+type state uint8
+
+const (
+	holding  state = iota // nothing is pushed before Live or Replay
+	live                  // the shard pushes
+	catching              // catch-up workers push
+	closed                // nothing is pushed any more
+)
+
+// work is where a subscription stands with the catch-up workers.
+type work uint8
+
+const (
+	idle    work = iota
+	queued       // in the queue
+	running      // in the hands of a worker
+	rerun        // and to be queued again afterwards
+)
+
+// Subscribe registers a subscription that holds: nothing is pushed before
+// [Subscription.Live] or [Subscription.Replay], and live frames then begin
+// right after the head of the returned span. addr is where the frames go; it
+// must not be changed. The error is history.ErrUnavailable when the log did
+// not tell the head, that of ctx, or [ErrClosed].
+func (h *Hub) Subscribe(ctx context.Context, stream string, addr *protocol.Address, codec protocol.Codec, sink Sink) (*Subscription, protocol.Span, error) {
+	sh := h.shard(stream)
+	s := sh.pin(stream)
+	if err := s.ensureStarted(ctx); err != nil {
+		sh.unpin(s)
+		return nil, protocol.Span{}, fmt.Errorf("hub: subscribe to %q: %w", stream, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.absorbLocked()
+	span := s.spanLocked()
+	c := &Subscription{stream: s, sink: sink, life: s.life, cursor: span.Head(), sent: span.Head()}
+	s.joinLocked(c, addr, codec)
+	h.n.subscriptions.Add(1)
+	return c, span, nil
+}
+
+// Live ends holding: what follows the head returned by Subscribe is pushed.
+func (c *Subscription) Live() {
+	s := c.stream
+	s.mu.Lock()
+	c.mu.Lock()
+	catchUp := false
+	if c.state == holding {
+		if len(c.owed) == 0 && c.cursor.Offset >= s.fanned {
+			c.state = live
+		} else {
+			c.state = catching
+			catchUp = c.queueLocked()
+		}
+	}
+	c.mu.Unlock()
+	s.mu.Unlock()
+	if catchUp {
+		s.hub.catchups.push(c)
+	}
+}
+
+// Replay sends everything after the position, marked replay up to the newest
+// message of now, then the frame done (which may be nil), and continues live.
+// It returns at once; the span's Last is where the replay ends. On a live
+// subscription the wire goes back to the message after the position, and what
+// is live waits meanwhile. A position without epoch is one of the current
+// epoch.
+//
+// A non-empty Reason tells that the position cannot be continued. Nothing was
+// changed then; the span's Last is where the subscription stands, and a
+// holding one still waits for Live. The error is history.ErrUnavailable when
+// the log was needed and did not answer, that of ctx, or [ErrClosed].
+func (c *Subscription) Replay(ctx context.Context, after protocol.Position, done []byte) (protocol.Span, protocol.Reason, error) {
+	span, reason, err := c.replay(ctx, after, done)
+	if err != nil {
+		err = fmt.Errorf("hub: replay %q after %v: %w", c.stream.name, after, err)
+	}
+	return span, reason, err
+}
+
+// since is what the log answers about a time.
+type since struct {
+	span  protocol.Span
+	after uint64
+}
+
+// ReplaySince is Replay after the last message committed before the time, in
+// microseconds since 1970.
+func (c *Subscription) ReplaySince(ctx context.Context, unixMicros int64, done []byte) (protocol.Span, protocol.Reason, error) {
+	s := c.stream
+	key := strconv.FormatInt(unixMicros, 10) + " " + s.name
+	found, err := s.hub.sinces.do(ctx, key, true, func(ctx context.Context) (since, error) {
+		span, after, err := s.hub.log.Since(ctx, s.name, unixMicros)
+		return since{span, after}, err
+	})
+	if err != nil {
+		return protocol.Span{}, "", fmt.Errorf("hub: replay %q since %d: %w", s.name, unixMicros, err)
+	}
+	after := protocol.Position{Epoch: found.span.Epoch, Offset: found.after}
+	if reason := found.span.Check(after); reason != "" {
+		return c.refuse(), reason, nil
+	}
+	return c.Replay(ctx, after, done)
+}
+
+func (c *Subscription) replay(ctx context.Context, after protocol.Position, done []byte) (protocol.Span, protocol.Reason, error) {
+	s := c.stream
+	for asked := false; ; asked = true {
+		s.mu.Lock()
+		before, life := s.markLocked()
+		span := s.spanLocked()
+		span.Last = s.tail.Known()
+		p := after
+		if p.Epoch == 0 {
+			p.Epoch = span.Epoch
+		}
+		reason := span.Check(p)
+		if reason == "" && (asked || s.tail.Covers(p.Offset) || s.freshLocked()) {
+			err := c.rewindLocked(p, span.Last, done)
+			s.mu.Unlock()
+			return span, "", err
+		}
+		s.mu.Unlock()
+		if reason == protocol.ReasonTrimmed || p.Epoch < span.Epoch || (reason != "" && asked) {
+			return c.refuse(), reason, nil
+		}
+		// Another node may know of commits that this one has no hint of yet,
+		// and the log may have trimmed what the window does not cover.
+		truth, err := s.hub.spans.do(ctx, s.name, true, s.hub.headOf(s.name))
+		if err != nil {
+			return protocol.Span{}, "", err
+		}
+		s.mu.Lock()
+		told := s.settleLocked(before, life, truth)
+		s.mu.Unlock()
+		s.hub.catchups.push(told...)
+	}
+}
+
+// rewindLocked, with the stream's lock, begins a replay after p.
+func (c *Subscription) rewindLocked(p protocol.Position, to uint64, done []byte) error {
+	s := c.stream
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state == closed {
+		return ErrClosed
+	}
+	s.hub.n.replays.Add(1)
+	c.state = catching
+	c.life, c.cursor, c.replayTo = s.life, p, to
+	c.owed = nil
+	if done != nil {
+		c.done = append(c.done, done)
+	}
+	c.turns++
+	if c.queueLocked() {
+		s.hub.catchups.push(c)
+	}
+	return nil
+}
+
+// refuse returns the span of a refused replay, made to tell where the
+// subscription stands, so that what follows on the wire continues it. The
+// caller tells the client; a reset still owed would tell a holding one twice.
+func (c *Subscription) refuse() protocol.Span {
+	s := c.stream
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	span := s.spanLocked()
+	span.Last = c.cursor.Offset
+	if c.state == holding {
+		c.owed = nil
+		c.sent = c.cursor
+	}
+	return span
+}
+
+// resetLocked moves the subscription to head, owing the client the frame. It
+// says whether a worker is to be told; plain clients cannot be told and are
+// cut by the worker.
+func (c *Subscription) resetLocked(reason protocol.Reason, frame []byte, head protocol.Position) bool {
+	if c.state == closed {
+		return false
+	}
+	c.stream.hub.n.resets.Add(1)
+	c.life, c.cursor, c.replayTo = c.stream.life, head, 0
+	c.done = nil
+	c.turns++
+	c.owed = [][]byte{frame}
+	if frame == nil {
+		c.owed = nil
+		c.cut = protocol.DisconnectServerRestart
+		if reason == protocol.ReasonTrimmed {
+			c.cut = protocol.DisconnectTooSlow
+		}
+	}
+	if c.state == holding && frame != nil {
+		return false
+	}
+	c.state = catching
+	return c.queueLocked()
+}
+
+// Sent returns the position of the newest message pushed to the sink; before
+// the first one, where the subscription began.
+func (c *Subscription) Sent() protocol.Position {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent
+}
+
+// Close ends the subscription. After it returns nothing more is pushed. It may
+// be called again.
+func (c *Subscription) Close() {
+	s := c.stream
+	s.mu.Lock()
+	c.mu.Lock()
+	again := c.left
+	c.left, c.state = true, closed
+	c.done, c.owed = nil, nil
+	c.mu.Unlock()
+	if !again {
+		s.leaveLocked(c)
+	}
+	s.mu.Unlock()
+	if !again {
+		s.hub.n.subscriptions.Add(-1)
+		s.sh.unpin(s)
+	}
+}
+
+// queueLocked says whether the subscription must be pushed to the queue of the
+// catch-up workers.
+func (c *Subscription) queueLocked() bool {
+	switch c.work {
+	case idle:
+		c.work = queued
+		return true
+	case running:
+		c.work = rerun
+	}
+	return false
+}
+
+// wake is called when the sink has room.
+func (c *Subscription) wake() {
+	c.mu.Lock()
+	push := c.state == catching && c.queueLocked()
+	c.mu.Unlock()
+	if push {
+		c.stream.hub.catchups.push(c)
+	}
+}
