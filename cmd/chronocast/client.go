@@ -134,7 +134,11 @@ func (f *clientFlags) explain(err error) string {
 	var known []string
 	f.VisitAll(func(fl *flag.Flag) { known = append(known, fl.Name) })
 	name, _, _ = strings.Cut(strings.TrimLeft(name, "-"), "=")
-	text = fmt.Sprintf("there is no flag --%s", clean(name))
+	dashes := "--"
+	if len(name) == 1 {
+		dashes = "-"
+	}
+	text = "there is no flag " + dashes + clean(name)
 	if near := nearest(name, known); near != "" {
 		return text + "; did you mean --" + near + "?"
 	}
@@ -207,8 +211,10 @@ func parseServer(s string) (*url.URL, error) {
 	case u.RawQuery != "" || u.Fragment != "":
 		return nil, errors.New("--server must end with the host or a path, without ? and #")
 	}
-	u.Path = strings.TrimRight(u.Path, "/")
-	u.RawPath = strings.TrimRight(u.RawPath, "/")
+	u.RawPath = strings.TrimRight(u.EscapedPath(), "/")
+	if u.Path, err = url.PathUnescape(u.RawPath); err != nil {
+		return nil, errors.New("--server is not a URL like " + defaultServer)
+	}
 	return u, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -195,7 +196,7 @@ func forHowLong(d time.Duration) string {
 	if d > forever/2 {
 		return ""
 	}
-	return fmt.Sprintf(" for %v", d.Round(time.Second))
+	return fmt.Sprintf(" for %v", d.Round(100*time.Millisecond))
 }
 
 // failure is a request that was given up.
@@ -269,8 +270,24 @@ func (a *api) describe(ctx context.Context, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return fmt.Errorf("%s gave no answer within %v: %w", a.base.Host, a.timeout, err)
 	}
-	return fmt.Errorf("no answer from %s: %w", a.base.Host, err)
+	return fmt.Errorf("no answer from %s: %w", a.base.Host, plainly(err))
 }
+
+// plainly leaves the address out of a failed dial: it is told already.
+func plainly(err error) error {
+	var op *net.OpError
+	var call *os.SyscallError
+	if errors.As(err, &op) && op.Op == "dial" && errors.As(op.Err, &call) {
+		return &dialError{call.Err}
+	}
+	return err
+}
+
+// dialError is a connection that could not be made.
+type dialError struct{ err error }
+
+func (e *dialError) Error() string { return e.err.Error() }
+func (e *dialError) Unwrap() error { return e.err }
 
 // worthRepeating is false for failures that trying again does not heal.
 func worthRepeating(err error) bool {
@@ -282,8 +299,9 @@ func worthRepeating(err error) bool {
 // mayHaveArrived is false when it is known that the server did not get, or did
 // not do, what the attempt asked.
 func mayHaveArrived(err error) bool {
+	var dial *dialError
 	var op *net.OpError
-	return !(errors.As(err, &op) && op.Op == "dial")
+	return !errors.As(err, &dial) && !(errors.As(err, &op) && op.Op == "dial")
 }
 
 // wirePosition is a position as JSON carries it.

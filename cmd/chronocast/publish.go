@@ -55,7 +55,9 @@ type publication struct {
 	flags  *clientFlags
 	api    *api
 	stream string
+	data   *string // nil: standard input
 	key    string
+	lines  bool
 	asJSON bool
 	stdout io.Writer
 	silent bool // nobody reads stdout
@@ -66,57 +68,79 @@ type publication struct {
 }
 
 func runPublish(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	p := &publication{stdout: stdout, maxItems: batchItems, maxBytes: batchBytes, lineMax: maxLineBytes}
-	f := newClientFlags("publish", publishHelp, publishExamples, stderr)
-	f.addServer(30*time.Second, "`time` to keep trying when the server does not answer")
-	f.StringVar(&p.key, "key", "", "idempotency `key`: what was published under it before is not published again; with --lines each line has its own, KEY#LINE, and its own request")
-	f.BoolVar(&p.asJSON, "json", false, "refuse data that is not JSON instead of sending it as text")
-	f.BoolVar(&f.quiet, "quiet", false, "print no positions and no progress")
-	lines := f.Bool("lines", false, "each line of standard input is one broadcast")
-	rest, code := f.parse(args, stdout, 1, 2)
+	p, code := parsePublish(args, stdin, stdout, stderr)
 	if code >= 0 {
 		return code
 	}
+	return p.run(ctx, stdin)
+}
+
+// parsePublish reads the command line. A non-negative code means that the
+// command is over.
+func parsePublish(args []string, stdin io.Reader, stdout, stderr io.Writer) (p *publication, code int) {
+	p = &publication{stdout: stdout, maxItems: batchItems, maxBytes: batchBytes, lineMax: maxLineBytes}
+	f := newClientFlags("publish", publishHelp, publishExamples, stderr)
+	f.addServer(30*time.Second, "`time` to keep trying when the server does not answer")
+	f.StringVar(&p.key, "key", "", "idempotency `key`: what was published under it is not published again; with --lines each line has the key KEY#LINE and a request of its own")
+	f.BoolVar(&p.asJSON, "json", false, "refuse data that is not JSON instead of sending it as text")
+	f.BoolVar(&f.quiet, "quiet", false, "print no positions and no progress")
+	f.BoolVar(&p.lines, "lines", false, "each line of standard input is one broadcast")
+	rest, code := f.parse(args, stdout, 1, 2)
+	if code >= 0 {
+		return nil, code
+	}
 	var err error
 	if p.api, err = f.api(); err != nil {
-		return f.misused("%v", err)
+		return nil, f.misused("%v", err)
 	}
-	defer p.api.close()
-	p.flags, p.stream = f, rest[0]
 	p.api.grace = interruptGrace
-
+	p.flags, p.stream = f, rest[0]
+	if len(rest) == 2 && rest[1] != "-" {
+		p.data = &rest[1]
+	}
 	keyGiven := false
 	f.Visit(func(fl *flag.Flag) { keyGiven = keyGiven || fl.Name == "key" })
-	fromStdin := len(rest) == 1 || rest[1] == "-"
 	switch {
 	case keyGiven && !isKey(p.key):
-		return f.misused("--key must not be empty and takes visible ASCII characters and spaces between them")
+		return nil, f.misused("--key must not be empty and takes printable ASCII without spaces around it")
 	case f.retryFor >= keyWindow:
-		return f.misused("--retry-for must be less than %v: the server forgets idempotency keys", keyWindow)
-	case *lines && !fromStdin:
-		return f.misused("--lines reads standard input; leave DATA out")
-	case fromStdin && len(rest) == 1 && isTerminal(stdin):
-		return f.misused("DATA is missing; give - to type it on standard input")
-	case *lines:
+		return nil, f.misused("--retry-for must be less than %v: the server forgets idempotency keys", keyWindow)
+	case p.lines && p.data != nil:
+		return nil, f.misused("--lines reads standard input; leave DATA out")
+	case len(rest) == 1 && isTerminal(stdin):
+		return nil, f.misused("DATA is missing; give - to type it on standard input")
+	}
+	return p, -1
+}
+
+// run publishes and returns the exit code.
+func (p *publication) run(ctx context.Context, stdin io.Reader) int {
+	defer p.api.close()
+	if p.lines {
 		return p.publishLines(ctx, stdin)
 	}
+	return p.flags.fail(ctx, p.publishOne(ctx, stdin))
+}
+
+func (p *publication) publishOne(ctx context.Context, stdin io.Reader) error {
 	var data []byte
-	if fromStdin {
-		if data, err = readWhole(stdin); err != nil {
-			return f.fail(ctx, err)
-		}
+	if p.data != nil {
+		data = []byte(*p.data)
 	} else {
-		data = []byte(rest[1])
+		var err error
+		if data, err = readWhole(stdin); err != nil {
+			return err
+		}
 	}
 	isJSON, err := p.kind(data)
 	if err != nil {
-		return f.fail(ctx, err)
+		return err
 	}
 	at, err := p.one(ctx, data, isJSON, p.key)
 	if err != nil {
-		return f.fail(ctx, explainPublish(err))
+		return explainPublish(err)
 	}
-	return f.fail(ctx, p.print([]protocol.Position{at}))
+	return p.print([]protocol.Position{at})
 }
 
 // readWhole reads standard input to its end.

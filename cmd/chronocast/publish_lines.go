@@ -167,19 +167,20 @@ func readLine(in *bufio.Reader, max int) ([]byte, error) {
 		part, err := in.ReadSlice('\n')
 		whole = append(whole, part...)
 		switch {
-		case len(whole) > max+len("\r\n"):
-			return nil, fmt.Errorf("longer than %d bytes", max)
-		case errors.Is(err, bufio.ErrBufferFull):
+		case errors.Is(err, bufio.ErrBufferFull) && len(whole) <= max+len("\r\n"):
 			continue
-		case errors.Is(err, io.EOF) && len(whole) > 0:
-			return whole, nil
-		case errors.Is(err, io.EOF):
+		case errors.Is(err, io.EOF) && len(whole) == 0:
 			return nil, io.EOF
-		case err != nil:
+		case err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, bufio.ErrBufferFull):
 			return nil, fmt.Errorf("read standard input: %w", err)
 		}
-		whole = bytes.TrimSuffix(whole, []byte("\n"))
-		return bytes.TrimSuffix(whole, []byte("\r")), nil
+		if cut, ended := bytes.CutSuffix(whole, []byte("\n")); ended {
+			whole = bytes.TrimSuffix(cut, []byte("\r"))
+		}
+		if len(whole) > max {
+			return nil, fmt.Errorf("longer than %d bytes", max)
+		}
+		return whole, nil
 	}
 }
 

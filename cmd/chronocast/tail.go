@@ -68,33 +68,42 @@ func (e *finalError) Unwrap() error { return e.err }
 func final(format string, args ...any) error { return &finalError{fmt.Errorf(format, args...)} }
 
 func runTail(ctx context.Context, args []string, _ io.Reader, stdout, stderr io.Writer) int {
-	f := newClientFlags("tail", tailHelp, tailExamples, stderr)
-	f.addServer(0, "`time` to keep trying without a connection; 0 is for ever")
-	after := f.String("after", "now", "print what follows this `position`: now, start, EPOCH:OFFSET, or OFFSET in the current epoch")
-	t := &tailing{flags: f, backoff: backoff{base: 250 * time.Millisecond, max: 10 * time.Second}, patience: 10 * time.Second}
-	f.IntVar(&t.count, "count", 0, "exit after `n` messages")
-	f.BoolVar(&t.strict, "fail-on-reset", false, "exit with code 3 when the position cannot be continued")
-	f.BoolVar(&f.quiet, "quiet", false, "do not tell about lost connections, only about errors and resets")
-	asJSON := f.Bool("json", false, `print {"stream","epoch","offset","data"} on each line`)
-	rest, code := f.parse(args, stdout, 1, 1)
+	t, code := parseTail(args, stdout, stderr)
 	if code >= 0 {
 		return code
 	}
+	return t.runUntilInterrupted(ctx)
+}
+
+// parseTail reads the command line. A non-negative code means that the command
+// is over.
+func parseTail(args []string, stdout, stderr io.Writer) (t *tailing, code int) {
+	f := newClientFlags("tail", tailHelp, tailExamples, stderr)
+	f.addServer(0, "`time` to keep trying without a connection; 0 is for ever")
+	after := f.String("after", "now", "print what follows this `position`: now, start, EPOCH:OFFSET, or OFFSET in the current epoch")
+	t = &tailing{flags: f, backoff: backoff{base: 250 * time.Millisecond, max: 10 * time.Second}, patience: 10 * time.Second}
+	f.IntVar(&t.count, "count", 0, "exit after `n` messages")
+	f.BoolVar(&t.strict, "fail-on-reset", false, "exit with code 3 when the position cannot be continued")
+	f.BoolVar(&f.quiet, "quiet", false, "tell about errors and resets only, not about connections")
+	asJSON := f.Bool("json", false, `print {"stream","epoch","offset","data"} on each line`)
+	rest, code := f.parse(args, stdout, 1, 1)
+	if code >= 0 {
+		return nil, code
+	}
 	var err error
 	if t.api, err = f.api(); err != nil {
-		return f.misused("%v", err)
+		return nil, f.misused("%v", err)
 	}
-	defer t.api.close()
 	if t.from, err = parseStart(*after); err != nil {
-		return f.misused("--after: %v, or now", err)
+		return nil, f.misused("--after: %v, or now", err)
 	}
 	if t.count < 0 {
-		return f.misused("--count must not be negative")
+		return nil, f.misused("--count must not be negative")
 	}
 	t.stream, t.out = rest[0], newPrinter(stdout, *asJSON, rest[0])
 	t.ident = identifierOf(t.stream)
 	t.dial = newDialer(t.api.base, f.timeout)
-	return t.runUntilInterrupted(ctx)
+	return t, -1
 }
 
 // identifierOf returns the subscription identifier of a public stream.
@@ -124,6 +133,7 @@ func (t *tailing) runUntilInterrupted(ctx context.Context) int {
 
 // run follows the stream over one connection after the other.
 func (t *tailing) run(ctx context.Context) int {
+	defer t.api.close()
 	err := t.begin(ctx)
 	for failures, lost := 0, time.Now(); err == nil; {
 		before := t.position()
@@ -353,12 +363,12 @@ func (t *tailing) messages(f *frame, carried []frameMessage) error {
 	}
 	epoch, err := protocol.ParseEpoch(f.Epoch)
 	if err != nil || !t.placed {
-		return fmt.Errorf("the server sent a message without a position")
+		return errors.New("the server sent a message without a position")
 	}
 	msgs := make([]protocol.Message, 0, len(carried))
 	for _, m := range carried {
 		if m.Offset == 0 || m.Offset > protocol.MaxOffset || len(m.Message) == 0 {
-			return fmt.Errorf("the server sent a message without a position")
+			return errors.New("the server sent a message without a position")
 		}
 		msgs = append(msgs, protocol.Message{Offset: m.Offset, Data: m.Message})
 	}
@@ -427,7 +437,7 @@ func (t *tailing) failed(f *frame) error {
 		text = f.Reason
 	}
 	switch f.Reason {
-	case "store_unavailable", "overloaded", "timeout":
+	case "store_unavailable", "not_subscribed":
 		return fmt.Errorf("the server cannot serve the stream now: %s", clean(text))
 	}
 	return final("the server refuses %s: %s (%s)", clean(f.Command), clean(text), clean(f.Reason))
@@ -435,10 +445,13 @@ func (t *tailing) failed(f *frame) error {
 
 // reset handles the explicit word that the position cannot be continued.
 func (t *tailing) reset(c *connection, sub *subscription, f *frame) error {
-	span, err := wireSpan{f.Epoch, f.First, f.Offset}.span()
-	if err != nil {
-		return fmt.Errorf("the server sent a reset without a position")
+	head, err := wirePosition{f.Epoch, f.Offset}.position()
+	if err != nil || f.First == 0 {
+		return errors.New("the server sent a reset without a position")
 	}
+	// The subscription goes on after head, which a stream that was trimmed
+	// meanwhile may have left behind.
+	span := protocol.Span{Epoch: head.Epoch, First: min(f.First, head.Offset+1), Last: head.Offset}
 	e := &resetError{reason: protocol.Reason(f.Reason), after: t.position(), span: span}
 	if t.strict || t.from.word == "" && !t.continued {
 		return e

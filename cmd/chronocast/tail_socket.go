@@ -66,7 +66,7 @@ func (d dialer) open(ctx context.Context) (*connection, error) {
 		return nil, refused
 	}
 	if err != nil {
-		err = fmt.Errorf("no connection to %s: %w", d.host, err)
+		err = fmt.Errorf("no connection to %s: %w", d.host, plainly(err))
 		if !worthRepeating(err) {
 			return nil, &finalError{err}
 		}
