@@ -1,0 +1,77 @@
+// Package clientjs carries the JavaScript client and serves it to browsers.
+package clientjs
+
+import (
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"net/http"
+	"path"
+	"strings"
+	"time"
+)
+
+//go:embed src/*.js
+var sources embed.FS
+
+//go:embed dist/chronocast.min.js
+var bundle []byte
+
+// entry is what a page imports. The modules lie one level deeper, so that
+// their relative imports of each other hold.
+const entry = `export * from "./client/index.js"` + "\n"
+
+// Handler serves the client as ES modules: /client.js is what pages import,
+// /client/*.js are the modules behind it, and /client.min.js is all of it in
+// one minified file. A browser may keep them but asks each time whether they
+// are still the ones of this server. Other paths are answered 404, other
+// methods than GET and HEAD 405.
+func Handler() http.Handler {
+	files := map[string]file{
+		"/client.js":     newFile([]byte(entry)),
+		"/client.min.js": newFile(bundle),
+	}
+	modules, err := sources.ReadDir("src")
+	if err != nil {
+		panic("clientjs: " + err.Error()) // embedded at build time, so it is there
+	}
+	for _, m := range modules {
+		if m.Name() == "testing.js" {
+			continue // for tests, which import it from npm
+		}
+		text, err := sources.ReadFile(path.Join("src", m.Name()))
+		if err != nil {
+			panic("clientjs: " + err.Error())
+		}
+		files["/client/"+m.Name()] = newFile(text)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f, ok := files[r.URL.Path]
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+			return
+		}
+		h := w.Header()
+		h.Set("Content-Type", "text/javascript; charset=utf-8")
+		h.Set("Cache-Control", "no-cache")
+		h.Set("ETag", f.etag)
+		h.Set("X-Content-Type-Options", "nosniff")
+		http.ServeContent(w, r, "", time.Time{}, strings.NewReader(f.text))
+	})
+}
+
+// file is one served text with its entity tag.
+type file struct {
+	text string
+	etag string
+}
+
+func newFile(text []byte) file {
+	sum := sha256.Sum256(text)
+	return file{text: string(text), etag: `"` + hex.EncodeToString(sum[:8]) + `"`}
+}

@@ -1,0 +1,27 @@
+/** Builds dist/chronocast.min.js, the whole client as one minified ES module. */
+
+import { writeFile } from 'node:fs/promises'
+import { fileURLToPath } from 'node:url'
+import { build } from 'esbuild'
+
+const root = new URL('..', import.meta.url)
+
+/** @returns {Promise<string>} the same text for the same sources, on every machine */
+export async function bundle() {
+  const { outputFiles } = await build({
+    absWorkingDir: fileURLToPath(root),
+    entryPoints: ['src/index.js'],
+    bundle: true,
+    minify: true,
+    format: 'esm',
+    target: 'es2022',
+    legalComments: 'none',
+    charset: 'utf8',
+    write: false,
+  })
+  return /** @type {{ text: string }} */ (outputFiles[0]).text
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) {
+  await writeFile(new URL('dist/chronocast.min.js', root), await bundle())
+}

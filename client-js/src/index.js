@@ -1,0 +1,192 @@
+/**
+ * Chronocast's client: ordered, recoverable streams over one WebSocket.
+ *
+ *     import { createClient } from 'chronocast'
+ *
+ *     const client = createClient('ws://127.0.0.1:8080/cable')
+ *     const stream = client.stream('chat/42', { after: 'start' })
+ *     stream.on('message', (m) => console.log(m.offset, m.data))
+ */
+
+import { Connection } from './connection.js'
+import { Emitter } from './emitter.js'
+import { ChronocastError } from './errors.js'
+import { identifierOf, position } from './frames.js'
+import { platform as real } from './platform.js'
+import { Stream } from './stream.js'
+import { Subscription } from './subscription.js'
+
+export { ChronocastError, Stream }
+
+/** @typedef {import('./connection.js').ConnectionState} ConnectionState */
+/** @typedef {import('./reorder.js').Position} Position */
+/** @typedef {import('./stream.js').After} After */
+/** @typedef {import('./stream.js').StreamState} StreamState */
+/**
+ * @template [Data=any]
+ * @typedef {import('./stream.js').Message<Data>} Message
+ */
+/** @typedef {import('./stream-machine.js').Gap} Gap */
+/** @typedef {import('./stream-machine.js').Recovered} Recovered */
+/** @typedef {import('./stream-machine.js').Reset} Reset */
+
+/**
+ * @typedef {object} Options
+ * @property {import('./connection.js').Token} [token] who we are; a function is called for each connection
+ * @property {import('./connection.js').SocketClass} [WebSocket] where the platform has none
+ * @property {number} [minDelay] widest wait before the first reconnect, in ms; default 500
+ * @property {number} [maxDelay] widest wait before any, in ms; default 30,000
+ * @property {import('./platform.js').Platform} [platform] clock, timers and page, for tests
+ */
+
+/** @typedef {{ state: ConnectionState, error: ChronocastError }} ClientEvents */
+
+/**
+ * createClient makes a client for the WebSocket endpoint at url, which may be
+ * relative to the page. It connects when the first stream is opened.
+ *
+ * @param {string | URL} url
+ * @param {Options} [options]
+ */
+export const createClient = (url, options) => new Client(url, options)
+
+/** @hideconstructor */
+export class Client {
+  #connection
+  #link
+  /** @type {Emitter<ClientEvents>} */
+  #emitter = new Emitter()
+  /** @type {Map<string, Subscription>} */
+  #subscriptions = new Map() // by identifier
+  #wanted = true
+  #closed = false
+
+  /**
+   * @param {string | URL} url
+   * @param {Options} [options]
+   */
+  constructor(url, options = {}) {
+    const { token, WebSocket = globalThis.WebSocket, minDelay = 500, maxDelay = 30_000, platform = real } = options
+    if (!WebSocket) throw new TypeError('chronocast: this platform has no WebSocket; hand one in as an option')
+    if (!(minDelay > 0 && maxDelay >= minDelay)) throw new RangeError('chronocast: 0 < minDelay <= maxDelay, please')
+    const address = new URL(url, globalThis.location?.href)
+    address.protocol = address.protocol.replace('http', 'ws')
+
+    const connection = new Connection(address.href, { token, WebSocket, minDelay, maxDelay }, platform, {
+      state: (state) => this.#emit('state', state),
+      error: (error) => this.#error(error),
+      up: () => this.#all((subscription) => subscription.up()),
+      down: () => this.#all((subscription) => subscription.down()),
+      frame: (frame) => this.#frame(frame),
+    })
+    this.#connection = connection
+    /** @type {import('./subscription.js').Link} */
+    this.#link = {
+      platform,
+      maxDelay,
+      get up() {
+        return connection.state === 'connected'
+      },
+      send: (text) => connection.send(text),
+      restart: () => connection.restart(),
+      forget: (subscription) => {
+        const identifier = identifierOf(subscription.name)
+        if (this.#subscriptions.get(identifier) === subscription) this.#subscriptions.delete(identifier)
+      },
+      error: (error, thrown) => (thrown === undefined ? this.#error(error) : platform.report(thrown)),
+    }
+  }
+
+  get state() {
+    return this.#connection.state
+  }
+
+  /**
+   * stream opens a reader of the named stream: "now" begins with the next
+   * message, "start" with the first one kept, a position with the one after it.
+   *
+   * @template [Data=any]
+   * @param {string} name
+   * @param {{ after?: After }} [options]
+   * @returns {Stream<Data>}
+   */
+  stream(name, { after = 'now' } = {}) {
+    if (this.#closed) throw new ChronocastError('closed', 'this client is closed')
+    if (typeof name !== 'string' || !name) throw new TypeError('chronocast: a stream has a name')
+    if (after !== 'now' && after !== 'start') {
+      try {
+        after = position(after)
+      } catch {
+        throw new TypeError('chronocast: after is "start", "now" or { epoch, offset }')
+      }
+    }
+    const identifier = identifierOf(name)
+    const subscription = this.#subscriptions.get(identifier) ?? new Subscription(this.#link, name)
+    this.#subscriptions.set(identifier, subscription)
+    const handle = subscription.open(after)
+    if (this.#wanted && this.#connection.state === 'idle') this.#connection.start()
+    return new Stream(handle, name)
+  }
+
+  /**
+   * @template {keyof ClientEvents} Name
+   * @param {Name} event
+   * @param {(value: ClientEvents[Name]) => void} listener
+   * @returns {() => void} its undo
+   */
+  on(event, listener) {
+    return this.#emitter.on(event, listener)
+  }
+
+  /** disconnect lets go of the socket; the streams stay where they are. */
+  disconnect() {
+    this.#wanted = false
+    this.#connection.stop()
+  }
+
+  /** connect lets the streams go on after disconnect, or after the server refused. */
+  connect() {
+    if (this.#closed) throw new ChronocastError('closed', 'this client is closed')
+    this.#wanted = true
+    this.#connection.start()
+  }
+
+  /** close ends the client and all its streams. */
+  close() {
+    this.#closed = true
+    this.#all((subscription) => {
+      for (const handle of [...subscription.handles]) handle.close()
+    })
+    this.#connection.stop('closed')
+  }
+
+  /** @param {import('./frames.js').Frame} frame */
+  #frame(frame) {
+    if (frame.type === 'ping') {
+      for (const stream of frame.heads.keys()) this.#subscriptions.get(identifierOf(stream))?.receive(frame)
+      return
+    }
+    const subscription = 'identifier' in frame && this.#subscriptions.get(frame.identifier)
+    if (subscription) subscription.receive(frame)
+    else if (frame.type === 'error') this.#error(new ChronocastError(frame.reason, frame.message || frame.reason))
+  }
+
+  /** @param {(subscription: Subscription) => void} f */
+  #all(f) {
+    for (const subscription of [...this.#subscriptions.values()]) f(subscription)
+  }
+
+  /**
+   * @template {keyof ClientEvents} Name
+   * @param {Name} name
+   * @param {ClientEvents[Name]} value
+   */
+  #emit(name, value) {
+    return this.#emitter.emit(name, value, (thrown) => this.#link.platform.report(thrown))
+  }
+
+  /** @param {ChronocastError} error */
+  #error(error) {
+    if (!this.#emit('error', error)) this.#link.platform.report(error)
+  }
+}
