@@ -1,0 +1,505 @@
+package sqlite
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/chronocast/chronocast/protocol"
+	"github.com/chronocast/chronocast/sequencer"
+)
+
+// plan is how one batch becomes rows. It is reused from batch to batch.
+type plan struct {
+	streams []planStream
+	index   map[string]int // name to index in streams
+	items   []planItem     // of all admitted requests, in order
+	results []sequencer.Result
+	keys    map[digest]int // keys first used in this batch: index in items
+	args    []driver.Value
+}
+
+// planStream is a stream that gets messages.
+type planStream struct {
+	name  string
+	id    int64
+	count int64 // messages it gets
+	bytes int64
+	last  int64 // after the batch
+	epoch int64
+	fresh bool // id not known before this transaction
+}
+
+// planItem is one broadcast of an admitted request.
+type planItem struct {
+	stream int   // index in plan.streams; -1 for a known repeat
+	ord    int64 // which of the stream's new messages, from 1
+	same   int   // index of the item that it repeats, or -1
+	known  sequencer.Placed
+	data   []byte
+	keyed  bool
+	key    digest
+	body   digest
+}
+
+type digest [16]byte
+
+func keyDigest(stream, key string) digest {
+	h := sha256.New()
+	h.Write([]byte(stream))
+	h.Write([]byte{0}) // no stream name has it
+	h.Write([]byte(key))
+	return digest(h.Sum(nil)[:16])
+}
+
+func bodyDigest(data []byte) digest {
+	sum := sha256.Sum256(data)
+	return digest(sum[:16])
+}
+
+// errOverflow: some stream has fewer offsets left than the batch asks for.
+var errOverflow = errors.New("a stream has reached its last offset")
+
+const (
+	sqlBump = `UPDATE channels SET last_offset = last_offset + ?, bytes = bytes + ? WHERE id = ?
+		RETURNING id, last_offset, epoch`
+	sqlBumpByName = `INSERT INTO channels (name, epoch, last_offset, bytes) VALUES (?, ?, ?, ?)
+		ON CONFLICT (name) DO UPDATE SET last_offset = last_offset + excluded.last_offset, bytes = bytes + excluded.bytes
+		RETURNING id, last_offset, epoch`
+	sqlChannel   = `SELECT id, epoch, first_offset, last_offset FROM channels WHERE name = ?`
+	sqlFindKey   = `SELECT body, offset_, at, id FROM keys WHERE digest = ?`
+	sqlDropKey   = `DELETE FROM keys WHERE digest = ?`
+	sqlInsertKey = `INSERT INTO keys (id, digest, body, offset_, at) VALUES (?, ?, ?, ?, ?)`
+)
+
+// Rows per INSERT statement: large chunks first, what is left one by one.
+var insertChunks = []int{64, 8, 1}
+
+var sqlInsert = func() map[int]string {
+	m := make(map[int]string)
+	for _, n := range insertChunks {
+		m[n] = "INSERT INTO messages (id, channel_id, offset_, at, payload) VALUES (?, ?, ?, ?, ?)" +
+			strings.Repeat(", (?, ?, ?, ?, ?)", n-1)
+	}
+	return m
+}()
+
+// Append implements [sequencer.Log].
+func (s *Store) Append(ctx context.Context, batch []sequencer.Request) ([]sequencer.Result, error) {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	if err := s.writable(ctx); err != nil {
+		return nil, err
+	}
+	results, err := s.append(ctx, batch, false)
+	switch {
+	case errors.Is(err, errOverflow):
+		results, err = s.append(ctx, batch, true)
+	case code(err) == codeConstraint:
+		// Somebody else has written to the file: count ids from what is there.
+		if s.nextID, err = s.w.number(ctx, "SELECT 1 + max(id) FROM messages"); err == nil {
+			results, err = s.append(ctx, batch, false)
+		} else {
+			err = notStored(err)
+		}
+	}
+	return results, err
+}
+
+// writable makes sure, under wmu, that there is a connection to write on and
+// that what it writes can be found again.
+func (s *Store) writable(ctx context.Context) error {
+	if s.closed {
+		return errClosed
+	}
+	if err := s.CheckFile(); err != nil {
+		return fmt.Errorf("%w: %w: %w", sequencer.ErrNotStored, sequencer.ErrBusy, err)
+	}
+	if s.w == nil {
+		w, err := s.openWriter(ctx)
+		if err != nil {
+			return notStored(err)
+		}
+		s.w = w
+	}
+	return nil
+}
+
+// append is one transaction. With careful set it reads the head of every
+// stream first and refuses the requests for which no offsets are left.
+func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful bool) (_ []sequencer.Result, err error) {
+	if err := s.w.exec(ctx, "BEGIN IMMEDIATE"); err != nil {
+		return nil, notStored(err)
+	}
+	done := false
+	defer func() {
+		if !done {
+			s.rollback()
+		}
+	}()
+	bg := context.WithoutCancel(ctx) // statements are short; ctx is looked at between them
+
+	p := &s.plan
+	p.reset()
+	at := s.commitTime()
+	if err := s.admit(bg, p, batch, at, careful); err != nil {
+		return nil, notStored(err)
+	}
+	if len(p.streams) == 0 { // refused or repeated, all of it
+		return p.results, nil
+	}
+	if err := s.bump(bg, p); err != nil {
+		if errors.Is(err, errOverflow) {
+			return nil, err
+		}
+		return nil, notStored(err)
+	}
+	firstID, nextID := s.nextID, s.nextID
+	if nextID, err = s.insert(bg, p, at); err != nil {
+		return nil, notStored(err)
+	}
+	if at < s.lastAt {
+		if err := s.w.exec(bg, sqlMeta, "clock_back", nextID-1); err != nil {
+			return nil, notStored(err)
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, notStored(err)
+	}
+	done = true
+	if err := s.w.exec(bg, "COMMIT"); err != nil {
+		if err := s.resolveCommit(bg, err, firstID); err != nil {
+			return nil, err
+		}
+	}
+
+	if at < s.lastAt {
+		s.clockBack.Store(nextID - 1)
+		s.log.Warn("the clock went back", zap.Duration("by", time.Duration(s.lastAt-at)*time.Microsecond))
+	}
+	s.nextID, s.lastAt = nextID, at
+	s.remember(p)
+	if err := s.CheckFile(); err != nil {
+		return nil, fmt.Errorf("%w: %w", sequencer.ErrOutcomeUnknown, err)
+	}
+	if err := s.life.advance(nextID - 1); err != nil {
+		// It is a lower bound: being behind only makes it less watchful.
+		s.log.Warn("the life file could not be written", zap.Error(err))
+	}
+	return p.place(at), nil
+}
+
+func (p *plan) reset() {
+	if p.index == nil {
+		p.index, p.keys = make(map[string]int), make(map[digest]int)
+	}
+	clear(p.index)
+	clear(p.keys)
+	clear(p.items)
+	p.streams, p.items, p.results = p.streams[:0], p.items[:0], nil
+}
+
+// smallStep is how far the clock may go back without being followed.
+const smallStep = int64(time.Minute / time.Microsecond)
+
+// commitTime is the time of the next commit. Small steps of the clock back are
+// held up so that times do not descend; a large one is followed, and noted by
+// the caller, because holding it up would falsify what retention by age does
+// for as long.
+func (s *Store) commitTime() int64 {
+	now := s.opts.Now().UnixMicro()
+	if now < s.lastAt && s.lastAt-now <= smallStep {
+		return s.lastAt
+	}
+	return now
+}
+
+// admit decides about each request and lists what the admitted ones store.
+func (s *Store) admit(ctx context.Context, p *plan, batch []sequencer.Request, at int64, careful bool) error {
+	p.results = make([]sequencer.Result, len(batch))
+	room := map[string]int64{} // offsets left, known when careful
+	for i, r := range batch {
+		items, streams := len(p.items), len(p.streams)
+		refusal, err := s.admitOne(ctx, p, r, at)
+		if err != nil {
+			return err
+		}
+		if refusal == nil && careful {
+			refusal, err = s.admitOffsets(ctx, p, p.items[items:], room)
+			if err != nil {
+				return err
+			}
+		}
+		if refusal != nil {
+			p.results[i].Err = refusal
+			p.undo(items, streams)
+			continue
+		}
+		p.results[i].Placed = make([]sequencer.Placed, len(r))
+	}
+	return nil
+}
+
+func (s *Store) admitOne(ctx context.Context, p *plan, r sequencer.Request, at int64) (refusal, err error) {
+	for i := range r {
+		b := &r[i]
+		item := planItem{stream: -1, same: -1, data: b.Data}
+		if b.Key != "" {
+			item.keyed, item.key, item.body = true, keyDigest(b.Stream, b.Key), bodyDigest(b.Data)
+			refusal, err := s.findKey(ctx, p, &item, b.Stream, at)
+			if refusal != nil || err != nil {
+				return refusal, err
+			}
+			if item.same >= 0 || item.known.Repeat {
+				p.items = append(p.items, item)
+				continue
+			}
+			p.keys[item.key] = len(p.items)
+		}
+		st, ok := p.index[b.Stream]
+		if !ok {
+			st = len(p.streams)
+			p.index[b.Stream] = st
+			p.streams = append(p.streams, planStream{name: b.Stream, id: s.ids[b.Stream]})
+		}
+		p.streams[st].count++
+		p.streams[st].bytes += int64(len(b.Data))
+		item.stream, item.ord = st, p.streams[st].count
+		p.items = append(p.items, item)
+	}
+	return nil, nil
+}
+
+// undo takes back what a refused request has put into the plan.
+func (p *plan) undo(items, streams int) {
+	for _, item := range p.items[items:] {
+		if item.stream >= 0 {
+			p.streams[item.stream].count--
+			p.streams[item.stream].bytes -= int64(len(item.data))
+			if item.keyed {
+				delete(p.keys, item.key)
+			}
+		}
+	}
+	for _, st := range p.streams[streams:] {
+		delete(p.index, st.name)
+	}
+	clear(p.items[items:])
+	p.items, p.streams = p.items[:items], p.streams[:streams]
+}
+
+// findKey looks for an earlier use of the item's key, in this batch and then
+// in the table, and makes the item a repeat of it or refuses it.
+func (s *Store) findKey(ctx context.Context, p *plan, item *planItem, stream string, at int64) (refusal, err error) {
+	if first, ok := p.keys[item.key]; ok {
+		if p.items[first].body != item.body {
+			return fmt.Errorf("%w: stream %q", sequencer.ErrKeyConflict, stream), nil
+		}
+		item.same = first
+		return nil, nil
+	}
+	var body digest
+	var offset, used int64
+	found, err := s.w.first(ctx, sqlFindKey, func(row []driver.Value) {
+		copy(body[:], row[0].([]byte))
+		offset, used = row[1].(int64), row[2].(int64)
+	}, item.key[:])
+	if err != nil || !found {
+		return nil, err
+	}
+	if at-used >= s.opts.KeyWindow.Microseconds() { // over: the key is as good as new
+		return nil, s.w.exec(ctx, sqlDropKey, item.key[:])
+	}
+	if body != item.body {
+		return fmt.Errorf("%w: stream %q", sequencer.ErrKeyConflict, stream), nil
+	}
+	epoch := int64(0)
+	if _, err := s.w.first(ctx, sqlChannel, func(row []driver.Value) { epoch = row[1].(int64) }, stream); err != nil {
+		return nil, err
+	}
+	item.known = sequencer.Placed{
+		Position: protocol.Position{Epoch: protocol.Epoch(max(epoch, s.epoch)), Offset: uint64(offset)},
+		At:       used,
+		Repeat:   true,
+	}
+	return nil, nil
+}
+
+// admitOffsets refuses a request when one of its streams has too few offsets
+// left for it.
+func (s *Store) admitOffsets(ctx context.Context, p *plan, items []planItem, room map[string]int64) (refusal, err error) {
+	for _, item := range items {
+		if item.stream < 0 {
+			continue
+		}
+		st := p.streams[item.stream]
+		left, ok := room[st.name]
+		if !ok {
+			last := int64(0)
+			if _, err := s.w.first(ctx, sqlChannel, func(row []driver.Value) { last = row[3].(int64) }, st.name); err != nil {
+				return nil, err
+			}
+			left = protocol.MaxOffset - last
+			room[st.name] = left
+		}
+		if st.count > left {
+			return fmt.Errorf("%w: stream %q", sequencer.ErrStreamFull, st.name), nil
+		}
+	}
+	return nil, nil
+}
+
+// bump moves the channel rows, which is where the new offsets come from.
+func (s *Store) bump(ctx context.Context, p *plan) error {
+	for i := range p.streams {
+		st := &p.streams[i]
+		if st.count == 0 {
+			continue
+		}
+		read := func(row []driver.Value) {
+			st.fresh = st.id == 0
+			st.id, st.last, st.epoch = row[0].(int64), row[1].(int64), max(row[2].(int64), s.epoch)
+		}
+		var found bool
+		var err error
+		if st.id != 0 {
+			found, err = s.w.first(ctx, sqlBump, read, st.count, st.bytes, st.id)
+		} else {
+			found, err = s.w.first(ctx, sqlBumpByName, read, st.name, s.epoch, st.count, st.bytes)
+		}
+		switch {
+		case err != nil:
+			return err
+		case !found:
+			return fmt.Errorf("the channel row of %q is gone", st.name)
+		case st.last > protocol.MaxOffset:
+			return errOverflow
+		}
+	}
+	return nil
+}
+
+// insert writes the message and key rows and returns the id after the last.
+func (s *Store) insert(ctx context.Context, p *plan, at int64) (nextID int64, err error) {
+	id, fresh := s.nextID, 0
+	for i := range p.items {
+		if p.items[i].stream >= 0 {
+			fresh++
+		}
+	}
+	next := 0
+	for _, chunk := range insertChunks {
+		for ; fresh >= chunk; fresh -= chunk {
+			args := p.args[:0]
+			for n := 0; n < chunk; next++ {
+				item := &p.items[next]
+				if item.stream < 0 {
+					continue
+				}
+				offset := p.offset(item)
+				args = append(args, id, p.streams[item.stream].id, offset, at, item.data)
+				if item.keyed {
+					if err := s.w.exec(ctx, sqlInsertKey, id, item.key[:], item.body[:], offset, at); err != nil {
+						return 0, err
+					}
+				}
+				id++
+				n++
+			}
+			p.args = args
+			if err := s.w.exec(ctx, sqlInsert[chunk], args...); err != nil {
+				return 0, err
+			}
+		}
+	}
+	clear(p.args)
+	return id, nil
+}
+
+func (p *plan) offset(item *planItem) int64 {
+	st := &p.streams[item.stream]
+	return st.last - st.count + item.ord
+}
+
+// place fills in the results of a committed plan.
+func (p *plan) place(at int64) []sequencer.Result {
+	next := 0
+	for i := range p.results {
+		for j := range p.results[i].Placed {
+			item := &p.items[next]
+			next++
+			placed, repeat := item.known, false
+			if item.same >= 0 {
+				item, repeat = &p.items[item.same], true
+			}
+			if item.stream >= 0 {
+				placed = sequencer.Placed{
+					Position: protocol.Position{Epoch: protocol.Epoch(p.streams[item.stream].epoch), Offset: uint64(p.offset(item))},
+					At:       at,
+					Repeat:   repeat,
+				}
+			}
+			p.results[i].Placed[j] = placed
+		}
+	}
+	return p.results
+}
+
+// remember keeps what a commit has taught: channel ids, and which streams
+// retention should look at.
+func (s *Store) remember(p *plan) {
+	s.dmu.Lock()
+	defer s.dmu.Unlock()
+	for i := range p.streams {
+		st := &p.streams[i]
+		if st.fresh && st.count > 0 {
+			if len(s.ids) >= maxIDs {
+				clear(s.ids)
+			}
+			s.ids[st.name] = st.id
+		}
+		if st.count > 0 {
+			s.dirty[st.id] = struct{}{}
+		}
+	}
+}
+
+// rollback ends a transaction that is not to be. A connection that cannot even
+// do that is thrown away.
+func (s *Store) rollback() {
+	err := s.w.exec(context.Background(), "ROLLBACK")
+	if err == nil || !s.w.inTransaction() {
+		return
+	}
+	s.log.Error("rollback failed; the connection is opened anew", zap.Error(err))
+	s.dropWriter()
+}
+
+func (s *Store) dropWriter() {
+	s.w.close()
+	s.w = nil
+}
+
+// resolveCommit finds out what became of a commit that reported an error. It
+// returns nil when the batch is stored.
+func (s *Store) resolveCommit(ctx context.Context, cause error, firstID int64) error {
+	s.rollback()
+	if busy(cause) || full(cause) {
+		return notStored(cause) // the commit record could not be written
+	}
+	if s.w != nil {
+		stored, err := s.w.number(ctx, "SELECT count(*) FROM messages WHERE id = ?", firstID)
+		if err == nil && stored == 1 {
+			return nil
+		}
+	}
+	// The record may have reached the file although the sync failed; a crash
+	// before the next commit would bring it back.
+	return fmt.Errorf("%w: sqlite: commit: %w", sequencer.ErrOutcomeUnknown, cause)
+}

@@ -1,0 +1,493 @@
+// Package sqlite keeps the log in one SQLite file. It has one connection that
+// writes and a few that only read; in WAL mode neither waits for the other.
+//
+// Beside FILE there are FILE-wal and FILE-shm, which belong to it, and
+// FILE-life, which tells a copy from the original (see lifeFile).
+package sqlite
+
+import (
+	"context"
+	"crypto/rand"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/chronocast/chronocast/history"
+	"github.com/chronocast/chronocast/migrations"
+	"github.com/chronocast/chronocast/protocol"
+	"github.com/chronocast/chronocast/sequencer"
+)
+
+var (
+	_ sequencer.Log = (*Store)(nil)
+	_ history.Log   = (*Store)(nil)
+)
+
+// Options are wishes; the zero value of each field is its documented default.
+type Options struct {
+	// KeyWindow is how long an idempotency key is remembered, counted from its
+	// first use; default 1 h.
+	KeyWindow time.Duration
+	// BusyTimeout is how long a write waits for another process that holds the
+	// file's write lock; default 3 s.
+	BusyTimeout time.Duration
+	// Readers is the number of connections for reading; default 4.
+	Readers int
+	// MaxWAL is the size in bytes past which the write-ahead log is emptied
+	// even if that makes one commit wait; default 64 MiB.
+	MaxWAL int64
+	// NewLife begins a new epoch even though the files look untouched: after
+	// a machine was set back to a snapshot nothing in them tells.
+	NewLife bool
+	// Now is the clock; default time.Now.
+	Now func() time.Time
+
+	Logger *zap.Logger // nil means none
+}
+
+func (o Options) withDefaults() Options {
+	if o.KeyWindow <= 0 {
+		o.KeyWindow = time.Hour
+	}
+	if o.BusyTimeout <= 0 {
+		o.BusyTimeout = 3 * time.Second
+	}
+	if o.Readers <= 0 {
+		o.Readers = 4
+	}
+	if o.MaxWAL <= 0 {
+		o.MaxWAL = 64 << 20
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Logger == nil {
+		o.Logger = zap.NewNop()
+	}
+	return o
+}
+
+// Store is an open database. Its methods may be called concurrently, Append
+// by one goroutine at a time.
+type Store struct {
+	path  string
+	opts  Options
+	log   *zap.Logger
+	epoch int64 // the life epoch; immutable
+
+	files    []openFile // the files that must stay where they are; immutable
+	replaced atomic.Bool
+
+	readers chan *conn // the idle ones
+	size    int        // how many there are in all
+
+	clockBack atomic.Int64 // highest message id that follows a step of the clock backwards
+
+	wmu     sync.Mutex // guards what follows: the right to write
+	w       *conn      // nil after it broke; opened again by the next writer
+	closed  bool
+	life    *lifeFile
+	nextID  int64 // of the next message
+	lastAt  int64 // commit time of the newest message
+	ids     map[string]int64
+	plan    plan // scratch of Append
+	walWarn time.Time
+
+	tmu  sync.Mutex // guards trim; held while a step is chosen, never with wmu wanted by Append
+	trim trimmer
+
+	dmu   sync.Mutex // guards dirty
+	dirty map[int64]struct{}
+}
+
+type openFile struct {
+	path string
+	info os.FileInfo
+}
+
+// maxIDs bounds the names whose channel id is kept in memory.
+const maxIDs = 100_000
+
+// Open opens the database file at path, creating it when it is missing; its
+// directory must exist. Open decides in which epoch the log is served before
+// anything can be read from it. It refuses a file that another process serves,
+// that is no database of ours, or that a newer version has written.
+func Open(ctx context.Context, path string, opts Options) (*Store, error) {
+	opts = opts.withDefaults()
+	dir := filepath.Dir(path)
+	if info, err := os.Stat(dir); err != nil {
+		return nil, fmt.Errorf("sqlite: the directory of the database must exist: %w", err)
+	} else if !info.IsDir() {
+		return nil, fmt.Errorf("sqlite: %s is not a directory", dir)
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("sqlite: %w", err)
+	}
+	s := &Store{
+		path:  abs,
+		opts:  opts,
+		log:   opts.Logger.Named("sqlite"),
+		ids:   make(map[string]int64),
+		dirty: make(map[int64]struct{}),
+	}
+	if err := s.open(ctx); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Store) open(ctx context.Context) error {
+	life, err := openLife(s.path)
+	if err != nil {
+		return fmt.Errorf("sqlite: %w", err)
+	}
+	s.life = life
+	if err := createFile(s.path); err != nil {
+		return fmt.Errorf("sqlite: %w", err)
+	}
+	if s.w, err = s.openWriter(ctx); err != nil {
+		return openError(s.path, err)
+	}
+	if err := s.prepareFile(ctx); err != nil {
+		return openError(s.path, err)
+	}
+	if err := s.decideLife(ctx); err != nil {
+		return openError(s.path, err)
+	}
+	for _, p := range []string{s.path, s.path + "-wal", lifePath(s.path)} {
+		info, err := os.Stat(p)
+		if err != nil {
+			return fmt.Errorf("sqlite: %w", err)
+		}
+		s.files = append(s.files, openFile{p, info})
+	}
+	s.readers = make(chan *conn, s.opts.Readers)
+	for range s.opts.Readers {
+		c, err := openConn(ctx, s.path, "busy_timeout = 1000", "query_only = 1", "cache_size = -4000")
+		if err != nil {
+			return openError(s.path, err)
+		}
+		s.size++
+		s.readers <- c
+	}
+	return nil
+}
+
+// createFile makes the database file with a mode of its own choice, which
+// SQLite then gives to the files beside it too. It must not run while SQLite
+// has the file open: closing the descriptor would drop SQLite's locks.
+func createFile(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return checkHeader(path)
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Chmod(0o600)
+}
+
+// checkHeader refuses what SQLite would only refuse later and less clearly.
+func checkHeader(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var header [16]byte
+	n, err := io.ReadFull(f, header[:])
+	switch {
+	case err == io.EOF: // empty: about to become a database
+		return nil
+	case err != nil && err != io.ErrUnexpectedEOF:
+		return err
+	case string(header[:n]) != "SQLite format 3\x00":
+		return fmt.Errorf("%s is not a SQLite database; it was left untouched", path)
+	}
+	return nil
+}
+
+// applicationID marks our files in the header of the database: "CHRC".
+const applicationID = 0x43485243
+
+func (s *Store) openWriter(ctx context.Context) (*conn, error) {
+	return openConn(ctx, s.path,
+		fmt.Sprintf("busy_timeout = %d", s.opts.BusyTimeout.Milliseconds()),
+		"journal_mode = WAL",
+		"synchronous = FULL",
+		"wal_autocheckpoint = 1000",
+		fmt.Sprintf("journal_size_limit = %d", min(s.opts.MaxWAL, 16<<20)),
+		"cache_size = -16000",
+		"temp_store = MEMORY",
+	)
+}
+
+// prepareFile makes sure that the file is ours and has the schema we know.
+func (s *Store) prepareFile(ctx context.Context) error {
+	mode := ""
+	if _, err := s.w.first(ctx, "PRAGMA journal_mode", func(row []driver.Value) { mode, _ = row[0].(string) }); err != nil {
+		return err
+	}
+	if mode != "wal" {
+		return fmt.Errorf("the file system does not allow a write-ahead log (journal mode %q)", mode)
+	}
+	app, err := s.w.number(ctx, "PRAGMA application_id")
+	if err != nil {
+		return err
+	}
+	tables, err := s.w.number(ctx, "SELECT count(*) FROM sqlite_schema")
+	if err != nil {
+		return err
+	}
+	switch {
+	case app == applicationID:
+	case app == 0 && tables == 0:
+		if err := s.w.script(ctx, fmt.Sprintf("PRAGMA application_id = %d", applicationID)); err != nil {
+			return err
+		}
+	default:
+		return errors.New("the file is the database of another program")
+	}
+	return migrate(ctx, s.w, migrations.SQLite)
+}
+
+// decideLife finds out whether the database is the one that was served last,
+// with all that was acknowledged, and raises the life epoch when it is not.
+// Streams then go on with the offset they have, in the new epoch, so that no
+// reader takes what comes for the continuation of what it saw.
+func (s *Store) decideLife(ctx context.Context) error {
+	identity, err := identity(s.path)
+	if err != nil {
+		return err
+	}
+	remembered := s.life.lifeRecord
+	now := s.lifeTime()
+	var record lifeRecord
+	var why string
+	err = inTransaction(ctx, s.w, func() error {
+		meta, err := s.readMeta(ctx)
+		if err != nil {
+			return err
+		}
+		newest, err := s.w.number(ctx, "SELECT max(id) FROM messages")
+		if err != nil {
+			return err
+		}
+		if s.lastAt, err = s.w.number(ctx, "SELECT at FROM messages WHERE id = ?", newest); err != nil {
+			return err
+		}
+		top := max(newest, meta.trimmedID)
+		s.nextID = max(top, remembered.top) + 1
+		s.clockBack.Store(meta.clockBack)
+
+		record = lifeRecord{database: meta.database, epoch: meta.epoch, top: top}
+		switch why = otherLife(meta, identity, top, remembered); {
+		case meta.epoch == 0:
+			why = "" // a fresh database is no cause for alarm
+			rand.Read(record.database[:])
+			record.epoch = max(now, remembered.epoch+1)
+		case why == "" && s.opts.NewLife:
+			why = "it was asked for"
+			fallthrough
+		case why != "":
+			record.epoch = max(now, meta.epoch+1, remembered.epoch+1)
+		}
+		meta.database, meta.epoch, meta.identity = record.database, record.epoch, identity
+		return s.writeMeta(ctx, meta)
+	})
+	if err != nil {
+		return err
+	}
+	s.epoch = record.epoch
+	if err := s.life.write(record, true); err != nil {
+		return err
+	}
+	if why != "" {
+		s.log.Warn("the database begins a new epoch: readers are told to start over",
+			zap.String("reason", why), zap.Int64("epoch", s.epoch))
+	}
+	return nil
+}
+
+// otherLife says why the database cannot be taken for the one remembered, or
+// "".
+func otherLife(meta meta, identity string, top int64, remembered lifeRecord) string {
+	switch {
+	case remembered.epoch == 0:
+		return "the life file beside the database is missing or damaged"
+	case remembered.database != meta.database:
+		return "it is not the database that was served here before"
+	case remembered.epoch != meta.epoch:
+		return "it is a copy from another epoch"
+	case top < remembered.top:
+		return "it is an older copy: messages that were acknowledged are missing"
+	case identity != meta.identity:
+		return "the file was copied, moved to another file system or restored"
+	}
+	return ""
+}
+
+// lifeTime is the clock in microseconds and up to a second of chance, so that
+// databases made at one instant by a standing clock differ.
+func (s *Store) lifeTime() int64 {
+	n, err := rand.Int(rand.Reader, big.NewInt(1e6))
+	if err != nil {
+		panic(err) // cannot happen
+	}
+	return s.opts.Now().UnixMicro() + n.Int64()
+}
+
+// meta is the content of the table of that name.
+type meta struct {
+	database  [16]byte
+	epoch     int64
+	identity  string
+	trimmedID int64 // highest id of a message that was trimmed
+	clockBack int64
+}
+
+func (s *Store) readMeta(ctx context.Context) (meta, error) {
+	var m meta
+	err := s.w.query(ctx, "SELECT name, value FROM meta", func(row []driver.Value) error {
+		switch row[0].(string) {
+		case "database":
+			id, _ := row[1].([]byte)
+			copy(m.database[:], id)
+		case "epoch":
+			m.epoch, _ = row[1].(int64)
+		case "identity":
+			m.identity, _ = row[1].(string)
+		case "trimmed_id":
+			m.trimmedID, _ = row[1].(int64)
+		case "clock_back":
+			m.clockBack, _ = row[1].(int64)
+		}
+		return nil
+	})
+	return m, err
+}
+
+const sqlMeta = "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+
+func (s *Store) writeMeta(ctx context.Context, m meta) error {
+	for _, v := range []struct {
+		name  string
+		value driver.Value
+	}{{"database", m.database[:]}, {"epoch", m.epoch}, {"identity", m.identity}} {
+		if err := s.w.exec(ctx, sqlMeta, v.name, v.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Epoch is the epoch of streams that were never used, and of all streams
+// unless their channel row has a newer one.
+func (s *Store) Epoch() protocol.Epoch { return protocol.Epoch(s.epoch) }
+
+// CheckFile returns [ErrReplaced] while the path does not name the files that
+// are open.
+func (s *Store) CheckFile() error {
+	for _, f := range s.files {
+		info, err := os.Stat(f.path)
+		if err == nil && os.SameFile(info, f.info) {
+			continue
+		}
+		if !s.replaced.Swap(true) {
+			s.log.Error("the database file was moved, replaced or deleted: nothing is stored until it is back or the server is restarted",
+				zap.String("file", f.path), zap.Error(err))
+		}
+		return fmt.Errorf("%w (%s)", ErrReplaced, f.path)
+	}
+	if s.replaced.Swap(false) {
+		s.log.Info("the database file is back")
+	}
+	return nil
+}
+
+// Run looks after the files every second until ctx ends: that they are where
+// they were, and that the write-ahead log does not outgrow its bound.
+func (s *Store) Run(ctx context.Context) error {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if s.CheckFile() == nil {
+			s.limitWAL(ctx)
+		}
+	}
+}
+
+// limitWAL empties the write-ahead log when it has outgrown its bound, as it
+// does while readers overlap without a pause. Without a writer the readers
+// soon all read from the database file, and the log can be cut.
+func (s *Store) limitWAL(ctx context.Context) {
+	info, err := os.Stat(s.path + "-wal")
+	if err != nil || info.Size() <= s.opts.MaxWAL {
+		return
+	}
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	if s.closed || s.w == nil {
+		return
+	}
+	blocked := int64(0)
+	_, err = s.w.first(ctx, "PRAGMA wal_checkpoint(TRUNCATE)", func(row []driver.Value) { blocked, _ = row[0].(int64) })
+	if (err != nil || blocked != 0) && time.Since(s.walWarn) > time.Minute {
+		s.walWarn = time.Now()
+		s.log.Warn("the write-ahead log cannot be emptied: a long read or another process is in the way",
+			zap.Int64("bytes", info.Size()), zap.Error(err))
+	}
+}
+
+// Close waits for the reads under way and closes the files. It may be called
+// twice.
+func (s *Store) Close() error {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	var conns []*conn
+	for range s.size {
+		conns = append(conns, <-s.readers)
+	}
+	if s.w != nil {
+		conns = append(conns, s.w)
+		s.w = nil
+	}
+	// SQLite deletes the log by name when the last connection closes. That
+	// name may belong to another database by now.
+	keep := len(s.files) > 0 && s.CheckFile() != nil
+	var errs []error
+	for _, c := range conns {
+		if keep {
+			errs = append(errs, c.keepWAL())
+		}
+		errs = append(errs, c.close())
+	}
+	if s.life != nil {
+		errs = append(errs, s.life.f.Sync(), s.life.close())
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("sqlite: close: %w", err)
+	}
+	return nil
+}
