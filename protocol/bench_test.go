@@ -56,13 +56,14 @@ func BenchmarkFrame(b *testing.B) {
 // BenchmarkBurst encodes 16 messages into one frame.
 func BenchmarkBurst(b *testing.B) {
 	a := NewAddress(testIdentifier, testStream)
+	codec := Codecs()[0]
 	for _, s := range benchSizes[:3] {
 		msgs := benchMessages(16, s.size)
 		b.Run(s.name, func(b *testing.B) {
 			b.ReportAllocs()
 			dst := make([][]byte, 0, 1)
 			for b.Loop() {
-				dst = Codecs()[0].Frames(dst[:0], a, testEpoch, msgs, false)
+				dst = codec.Frames(dst[:0], a, testEpoch, msgs, false)
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(msgs)), "ns/message")
 		})
@@ -101,7 +102,7 @@ func BenchmarkDecode(b *testing.B) {
 		}
 	})
 	for _, s := range benchSizes {
-		body := fmt.Appendf(nil, `{"stream":"chat/42","data":%s}`, appendQuoted(nil, benchMessages(1, s.size)[0].Data))
+		body := fmt.Appendf(nil, `{"stream":"chat/42","data":%s}`, appendText(nil, benchMessages(1, s.size)[0].Data))
 		b.Run("broadcast/"+s.name+"/codec", func(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(body)))

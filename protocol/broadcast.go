@@ -31,7 +31,7 @@ var (
 // members are ignored. Either every item is good or the body is refused.
 func DecodeBroadcasts(body []byte, maxItems int) ([]Published, error) {
 	if !validJSON(body) {
-		return nil, fmt.Errorf("%w: the body is not valid JSON in UTF-8", ErrBroadcast)
+		return nil, fmt.Errorf("%w: the body is not valid JSON in UTF-8, or nested too deep", ErrBroadcast)
 	}
 	var items []Published
 	array, err := elements(body, func(value []byte) error {
@@ -94,13 +94,18 @@ func decodeBroadcast(raw []byte) (Published, error) {
 	if !ok {
 		return Published{}, fmt.Errorf("%w: data holds half of a surrogate pair", ErrPayload)
 	}
-	if !json.Valid(text) {
-		p.Data = appendQuoted(make([]byte, 0, quotedLen(text)), text)
-		return p, nil
+	switch check(text) {
+	case valid:
+		p.Data = text
+	case deep:
+		// The check ends where the text becomes too deep; text that only
+		// begins like that is no JSON at all.
+		if json.Valid(text) {
+			return Published{}, errDeep()
+		}
+		fallthrough
+	default:
+		p.Data = appendText(make([]byte, 0, quotedLen(text)), text)
 	}
-	if tooDeep(text) {
-		return Published{}, CheckPayload(text)
-	}
-	p.Data = text
 	return p, nil
 }

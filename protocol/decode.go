@@ -33,7 +33,7 @@ const reasonMalformed = "malformed"
 func (c *jsonCodec) Decode(frame []byte) (Command, error) {
 	fail := &CommandError{Reason: reasonMalformed}
 	if !validJSON(frame) {
-		fail.Message = "the frame is not valid JSON in UTF-8"
+		fail.Message = "the frame is not valid JSON in UTF-8, or nested too deep"
 		return Command{}, fail
 	}
 	var name, identifier, data, history []byte

@@ -119,7 +119,7 @@ func TestDecode_RefusesWithAReason(t *testing.T) {
 			test{``, "not valid JSON"}, test{` `, "not valid JSON"}, test{`{`, "not valid JSON"}, test{`{"command":"pong"}x`, "not valid JSON"},
 			test{"{\"command\":\"\xff\"}", "not valid JSON"}, test{"\xff\xfe", "not valid JSON"}, test{"{\"command\":\"a\nb\"}", "not valid JSON"},
 			test{strings.Repeat("[", 1<<16), "not valid JSON"}, test{strings.Repeat(`{"a":`, 1<<15), "not valid JSON"},
-			test{strings.Repeat("[", 9000) + strings.Repeat("]", 9000), "not a JSON object"},
+			test{strings.Repeat("[", 9000) + strings.Repeat("]", 9000), "nested too deep"},
 			test{`null`, "not a JSON object"}, test{`"subscribe"`, "not a JSON object"}, test{`7`, "not a JSON object"}, test{`[{"command":"pong"}]`, "not a JSON object"},
 		)
 	})

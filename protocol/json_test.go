@@ -133,8 +133,8 @@ func TestFrames_StayBelowMaxFrameBytesUnlessOneMessageDoesNot(t *testing.T) {
 	codec := Codecs()[0]
 	a := NewAddress(testIdentifier, testStream)
 	rng := rand.New(rand.NewPCG(1, 2))
-	for round := range 200 {
-		msgs := make([]Message, 1+rng.IntN(60))
+	for round := range 24 {
+		msgs := make([]Message, 1+rng.IntN(16))
 		for i := range msgs {
 			size := 2 + rng.IntN(40)
 			switch rng.IntN(6) {

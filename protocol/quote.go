@@ -1,58 +1,78 @@
 package protocol
 
 import (
+	"bytes"
 	"unicode/utf8"
 )
 
 const hexDigits = "0123456789abcdef"
 
+// literal tells the bytes that stand for themselves in a JSON string: all but
+// quotes, backslashes and control characters below 0x20.
+var literal = func() (t [256]bool) {
+	for c := range t {
+		t[c] = c >= 0x20 && c != '"' && c != '\\'
+	}
+	return t
+}()
+
 // appendQuoted appends s as one JSON string. Only what JSON requires is
-// escaped: quotes, backslashes and control characters below 0x20. Everything
-// else stays as it is, U+2028 and <>& included. Bytes that are not UTF-8
-// become U+FFFD, so the result is always valid.
-func appendQuoted[T string | []byte](dst []byte, s T) []byte {
+// escaped; everything else stays as it is, U+2028 and <>& included. Bytes that
+// are not UTF-8 become U+FFFD, so the result is always valid.
+func appendQuoted(dst []byte, s string) []byte {
+	if !utf8.ValidString(s) {
+		s = string([]rune(s))
+	}
+	return appendText(dst, s)
+}
+
+// appendText is appendQuoted for text that is known to be UTF-8.
+func appendText[T string | []byte](dst []byte, s T) []byte {
 	dst = append(dst, '"')
 	from := 0 // start of what is not yet copied
-	for i := 0; i < len(s); {
+	for i := 0; i < len(s); i++ {
 		c := s[i]
-		if c < utf8.RuneSelf {
-			if c >= 0x20 && c != '"' && c != '\\' {
-				i++
-				continue
-			}
-			dst = append(dst, s[from:i]...)
-			switch c {
-			case '"', '\\':
-				dst = append(dst, '\\', c)
-			case '\b':
-				dst = append(dst, '\\', 'b')
-			case '\f':
-				dst = append(dst, '\\', 'f')
-			case '\n':
-				dst = append(dst, '\\', 'n')
-			case '\r':
-				dst = append(dst, '\\', 'r')
-			case '\t':
-				dst = append(dst, '\\', 't')
-			default:
-				dst = append(dst, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
-			}
-			i++
-			from = i
+		if literal[c] {
 			continue
 		}
-		r, n := utf8.DecodeRuneInString(string(s[i:min(i+utf8.UTFMax, len(s))]))
-		if r == utf8.RuneError && n == 1 {
-			dst = append(dst, s[from:i]...)
-			dst = utf8.AppendRune(dst, utf8.RuneError)
-			i++
-			from = i
-			continue
+		dst = append(dst, s[from:i]...)
+		from = i + 1
+		switch c {
+		case '"', '\\':
+			dst = append(dst, '\\', c)
+		case '\b':
+			dst = append(dst, '\\', 'b')
+		case '\f':
+			dst = append(dst, '\\', 'f')
+		case '\n':
+			dst = append(dst, '\\', 'n')
+		case '\r':
+			dst = append(dst, '\\', 'r')
+		case '\t':
+			dst = append(dst, '\\', 't')
+		default:
+			dst = append(dst, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&15])
 		}
-		i += n
 	}
 	dst = append(dst, s[from:]...)
 	return append(dst, '"')
+}
+
+// quotedLen returns the length of what appendText makes of text.
+func quotedLen(text []byte) int {
+	n := len(text) + 2
+	for _, c := range text {
+		if literal[c] {
+			continue
+		}
+		switch c {
+		case '"', '\\', '\b', '\f', '\n', '\r', '\t':
+			n++
+		default:
+			n += 5
+		}
+	}
+	return n
 }
 
 // unquote returns the text of a JSON string, quotes included in raw, in memory
@@ -69,39 +89,31 @@ func unquote(raw []byte) ([]byte, bool) {
 		return nil, false
 	}
 	dst := make([]byte, 0, size)
-	for i := 0; i < len(raw); {
-		c := raw[i]
-		if c != '\\' {
-			dst = append(dst, c)
-			i++
-			continue
+	for {
+		i := bytes.IndexByte(raw, '\\')
+		if i < 0 {
+			return append(dst, raw...), true
 		}
 		r, n := escape(raw[i:])
-		dst = utf8.AppendRune(dst, r)
-		i += n
+		dst = utf8.AppendRune(append(dst, raw[:i]...), r)
+		raw = raw[i+n:]
 	}
-	return dst, true
 }
 
 // unquotedLen returns how long the text of a JSON string is, given what stands
 // between its quotes, and whether it can be had.
 func unquotedLen(raw []byte) (int, bool) {
-	size := 0
-	for i := 0; i < len(raw); {
-		switch c := raw[i]; {
-		case c == '\\':
-			r, n := escape(raw[i:])
-			if n == 0 {
-				return 0, false
-			}
-			size += utf8.RuneLen(r)
-			i += n
-		case c < 0x20 || c == '"':
-			return 0, false
-		default:
-			size++
-			i++
+	size := len(raw)
+	for i := 0; i < len(raw); i++ {
+		if literal[raw[i]] {
+			continue
 		}
+		r, n := escape(raw[i:])
+		if n == 0 {
+			return 0, false
+		}
+		size += utf8.RuneLen(r) - n
+		i += n - 1
 	}
 	return size, true
 }
@@ -110,7 +122,7 @@ func unquotedLen(raw []byte) (int, bool) {
 // surrogate pair together, and returns its rune and length; length 0 when it
 // is none.
 func escape(raw []byte) (rune, int) {
-	if len(raw) < 2 {
+	if len(raw) < 2 || raw[0] != '\\' {
 		return 0, 0
 	}
 	switch raw[1] {

@@ -2,7 +2,6 @@ package protocol
 
 import (
 	"bytes"
-	"encoding/json"
 	"unicode/utf8"
 )
 
@@ -13,8 +12,9 @@ import (
 // Everything here expects text that validJSON accepted. It does not recurse,
 // so nesting costs no stack.
 
-// validJSON reports whether b is one JSON text in valid UTF-8.
-func validJSON(b []byte) bool { return utf8.Valid(b) && json.Valid(b) }
+// validJSON reports whether b is one JSON text in valid UTF-8, nested at most
+// MaxPayloadDepth deep.
+func validJSON(b []byte) bool { return utf8.Valid(b) && check(b) == valid }
 
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r') {
