@@ -1,0 +1,167 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gorilla/websocket"
+	"go.uber.org/zap"
+
+	"github.com/chronocast/chronocast/protocol"
+)
+
+// upgrader does the handshake. What it would decide on its own has been
+// decided before it is asked.
+var upgrader = websocket.Upgrader{
+	ReadBufferSize:  256, // a command is short, and there is one buffer for each idle connection
+	WriteBufferPool: new(sync.Pool),
+	CheckOrigin:     func(*http.Request) bool { return true },
+}
+
+// serveCable makes a WebSocket of the request. It returns at once: the
+// connection lives on in goroutines of its own, whose stacks are smaller than
+// what net/http needed to get here.
+func (s *Server) serveCable(w http.ResponseWriter, r *http.Request) {
+	if !headerHas(r.Header, "Connection", "upgrade") || !headerHas(r.Header, "Upgrade", "websocket") {
+		w.Header().Set("Upgrade", "websocket")
+		s.fail(w, r, refuse(http.StatusUpgradeRequired, "upgrade_required", "this is the address of a WebSocket"))
+		return
+	}
+	var offered []string
+	for _, line := range r.Header.Values("Sec-WebSocket-Protocol") {
+		for name := range strings.SplitSeq(line, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				offered = append(offered, name)
+			}
+		}
+	}
+	codec, ok := protocol.ForSubprotocols(offered)
+	if !ok {
+		s.fail(w, r, refuse(http.StatusBadRequest, "unsupported_subprotocol", "offer one of the subprotocols "+subprotocols()))
+		return
+	}
+	if s.stopping() {
+		s.fail(w, r, &problem{status: http.StatusServiceUnavailable, code: "stopping", message: "the server is stopping", retry: true})
+		return
+	}
+	hijacker, ok := w.(http.Hijacker)
+	if !ok {
+		s.fail(w, r, refuse(http.StatusBadRequest, "malformed", "a WebSocket needs HTTP/1.1"))
+		return
+	}
+	header := make(http.Header)
+	if len(offered) > 0 {
+		header["Sec-Websocket-Protocol"] = []string{codec.Name()}
+	}
+	u := upgrader
+	u.Error = func(w http.ResponseWriter, r *http.Request, status int, reason error) {
+		if status != http.StatusMethodNotAllowed {
+			status = http.StatusBadRequest
+		}
+		s.fail(w, r, refuse(status, "malformed", strings.TrimPrefix(reason.Error(), "websocket: ")))
+	}
+	hw := &handshake{ResponseWriter: w, hijacker: hijacker}
+	ws, err := u.Upgrade(hw, r, header)
+	if err != nil {
+		return
+	}
+	ws.SetReadLimit(int64(s.opts.MaxFrameBytes))
+	if tcp, ok := hw.raw.(*net.TCPConn); ok {
+		tuneSocket(tcp)
+	}
+	hw.conn.mute = true
+	s.start(ws, hw.raw, codec)
+}
+
+// start makes a connection of a finished handshake.
+func (s *Server) start(ws *websocket.Conn, nc net.Conn, codec protocol.Codec) {
+	if !s.enter() {
+		_ = nc.Close() // the client comes back by itself
+		return
+	}
+	c := &conn{srv: s, id: rand.Text(), codec: codec, ws: ws, nc: nc, done: make(chan struct{})}
+	c.log = s.log.With(zap.String("conn", c.id))
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.control()
+	c.sess = s.sessions.New(codec, c, c.log)
+	c.sess.Welcome(c.ctx, c.id) // first of all, before a ping can reach the connection
+	s.add(c)
+	go c.read()
+}
+
+// handshake hands gorilla a connection that falls silent after the handshake.
+type handshake struct {
+	http.ResponseWriter
+	hijacker http.Hijacker
+	raw      net.Conn
+	conn     *muted
+}
+
+// Hijack takes the connection from net/http.
+func (h *handshake) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	c, brw, err := h.hijacker.Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	h.raw = c
+	if a, ok := c.(*accepted); ok {
+		h.raw = a.Conn
+	}
+	h.conn = &muted{Conn: h.raw}
+	return h.conn, brw, nil
+}
+
+// muted is the connection as gorilla sees it. Some faults of a client make
+// gorilla write a close frame by itself, from the reading goroutine and maybe
+// into the middle of a frame of ours. Once the handshake is over, what it
+// writes is dropped: the connection closes in its own words.
+type muted struct {
+	net.Conn
+	mute bool // set before reading starts
+}
+
+func (m *muted) Write(b []byte) (int, error) {
+	if m.mute {
+		return len(b), nil
+	}
+	return m.Conn.Write(b)
+}
+
+func (m *muted) SetWriteDeadline(t time.Time) error {
+	if m.mute {
+		return nil
+	}
+	return m.Conn.SetWriteDeadline(t)
+}
+
+// headerHas says whether a comma-separated header holds a token, in any case.
+func headerHas(h http.Header, name, token string) bool {
+	for _, line := range h.Values(name) {
+		for part := range strings.SplitSeq(line, ",") {
+			if strings.EqualFold(strings.TrimSpace(part), token) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func subprotocols() string {
+	var names []string
+	for _, c := range protocol.Codecs() {
+		names = append(names, c.Name())
+	}
+	return strings.Join(names, ", ")
+}
+
+func (s *Server) stopping() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.draining
+}

@@ -1,0 +1,338 @@
+// Package server is the door of Chronocast: the HTTP endpoints and the
+// WebSocket connections.
+package server
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/chronocast/chronocast/history"
+	"github.com/chronocast/chronocast/internal/hub"
+	"github.com/chronocast/chronocast/internal/session"
+	"github.com/chronocast/chronocast/protocol"
+	"github.com/chronocast/chronocast/sequencer"
+)
+
+// Authorizer decides who may come in and what they may subscribe to.
+type Authorizer interface {
+	session.Authorizer
+	// Admit returns an error that tells why r may not be served at all. It is
+	// asked for every request, whatever its path.
+	Admit(r *http.Request) error
+}
+
+// Appender commits broadcasts; a sequencer.Sequencer does.
+type Appender interface {
+	Append(ctx context.Context, r sequencer.Request) ([]sequencer.Placed, error)
+}
+
+// Reader reads what is kept of a stream; a hub.Hub does.
+type Reader interface {
+	Head(ctx context.Context, stream string) (protocol.Span, error)
+	Read(ctx context.Context, stream string, after protocol.Position, limit, maxBytes int) (history.Page, protocol.Reason, error)
+}
+
+// Options say how a server behaves. The first block is required, of the rest a
+// zero field is its default.
+type Options struct {
+	Hub        *hub.Hub
+	Authorizer Authorizer
+	Appender   Appender
+	Reader     Reader // Hub when nil
+
+	// Ready tells whether broadcasts and history can be served; nil means
+	// always. It is given one second.
+	Ready func(ctx context.Context) error
+	// Pages are served beside the API. A path that ends with a slash, other
+	// than "/" itself, stands for everything below it.
+	Pages map[string]http.Handler
+	// Samples adds figures to /metrics.
+	Samples func() []Sample
+
+	MaxPayloadBytes    int           // of one broadcast; 1 MiB
+	MaxBroadcastBytes  int           // of the body of /broadcast; 8 MiB
+	MaxBroadcastItems  int           // in one body of /broadcast; 1,000
+	MaxFrameBytes      int           // of one frame from a client; 64 KiB
+	MaxIdentifierBytes int           // of a subscription identifier; 4 KiB
+	MaxSubscriptions   int           // of one connection; 1,000
+	MaxPage            int           // messages in one page of history; 10,000
+	MaxPageBytes       int           // payload bytes in one page of history; 4 MiB
+	QueueBytes         int           // waiting for one connection; 1 MiB
+	CommandTimeout     time.Duration // for a client's command; 5 s
+	PublishTimeout     time.Duration // for a broadcast to be committed; 5 s
+	PingEvery          time.Duration // 3 s
+	WriteStall         time.Duration // without progress before a connection is cut; 10 s
+	ShutdownTimeout    time.Duration // for everything to end in good order; 10 s
+
+	Log *zap.Logger // nil logs nothing
+}
+
+func orDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (o Options) withDefaults() Options {
+	orDefault(&o.MaxPayloadBytes, 1<<20)
+	orDefault(&o.MaxBroadcastBytes, 8<<20)
+	orDefault(&o.MaxBroadcastItems, 1000)
+	orDefault(&o.MaxFrameBytes, 64<<10)
+	orDefault(&o.MaxIdentifierBytes, 4<<10)
+	orDefault(&o.MaxSubscriptions, 1000)
+	orDefault(&o.MaxPage, 10_000)
+	orDefault(&o.MaxPageBytes, 4<<20)
+	orDefault(&o.QueueBytes, 1<<20)
+	orDefault(&o.CommandTimeout, 5*time.Second)
+	orDefault(&o.PublishTimeout, 5*time.Second)
+	orDefault(&o.PingEvery, 3*time.Second)
+	orDefault(&o.WriteStall, 10*time.Second)
+	orDefault(&o.ShutdownTimeout, 10*time.Second)
+	if o.Reader == nil {
+		o.Reader = o.Hub
+	}
+	if o.Ready == nil {
+		o.Ready = func(context.Context) error { return nil }
+	}
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	return o
+}
+
+// Server is the HTTP handler and the owner of the WebSocket connections.
+type Server struct {
+	opts     Options
+	log      *zap.Logger
+	sessions *session.Factory
+	metrics  metrics
+
+	tasks sync.WaitGroup // goroutines of connections
+
+	mu       sync.Mutex // guards what follows
+	conns    map[*conn]struct{}
+	wheel    [pingSlots][]*conn // the same connections, by the moment they are pinged
+	next     int                // slot of the next connection
+	draining bool
+}
+
+// New returns a server. It serves as an http.Handler at once; pings and an
+// orderly end need [Server.Run].
+func New(opts Options) *Server {
+	s := &Server{opts: opts.withDefaults(), conns: make(map[*conn]struct{})}
+	s.log = s.opts.Log.Named("server")
+	s.sessions = session.NewFactory(session.Config{
+		Hub:                s.opts.Hub,
+		Authorizer:         s.opts.Authorizer,
+		MaxIdentifierBytes: s.opts.MaxIdentifierBytes,
+		MaxSubscriptions:   s.opts.MaxSubscriptions,
+		CommandTimeout:     s.opts.CommandTimeout,
+		Refused:            s.metrics.refused,
+		Log:                s.log,
+	})
+	return s
+}
+
+// errStopping is the cause of what is cut short by the end of the server.
+var errStopping = errors.New("server: stopping")
+
+// Run serves l until ctx ends, then stops in good order: no new connections,
+// requests under way are finished, every client is told to come back, and what
+// is queued for it is written. Whatever is left after the shutdown timeout is
+// closed. Run closes l, and returns nil unless serving failed. It may be
+// called once.
+func (s *Server) Run(ctx context.Context, l net.Listener) error {
+	lst := newListener(l, s.log)
+	web := &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: 10 * time.Second,
+		ReadTimeout:       60 * time.Second,
+		WriteTimeout:      120 * time.Second,
+		IdleTimeout:       120 * time.Second,
+		MaxHeaderBytes:    16 << 10,
+		ConnState:         settled,
+		ErrorLog:          zap.NewStdLog(s.log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))),
+	}
+	pings, stopPings := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopPings()
+	failed := make(chan error, 2)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := lst.run(pings); err != nil {
+			failed <- err
+		}
+	})
+	wg.Go(func() {
+		if err := web.Serve(lst); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			failed <- err
+		}
+	})
+	wg.Go(func() { s.pings(pings) })
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		s.log.Error("serving failed", zap.Error(err))
+	}
+
+	s.log.Info("stopping", zap.Int("connections", s.Connections()))
+	deadline := time.Now().Add(s.opts.ShutdownTimeout)
+	end, cancel := context.WithDeadlineCause(context.WithoutCancel(ctx), deadline, errStopping)
+	defer cancel()
+	s.mu.Lock()
+	s.draining = true
+	s.mu.Unlock()
+	if web.Shutdown(end) != nil {
+		_ = web.Close()
+	}
+	s.drain(deadline)
+	stopPings()
+	wg.Wait()
+	s.log.Info("stopped")
+	return err
+}
+
+// drain tells every client to come back and waits until all are gone.
+func (s *Server) drain(deadline time.Time) {
+	for _, c := range s.all() {
+		c.restart(deadline)
+	}
+	gone := make(chan struct{})
+	go func() {
+		s.tasks.Wait()
+		close(gone)
+	}()
+	timer := time.NewTimer(time.Until(deadline))
+	defer timer.Stop()
+	select {
+	case <-gone:
+		return
+	case <-timer.C:
+	}
+	left := s.all()
+	s.log.Warn("connections closed before their clients had read everything", zap.Int("connections", len(left)))
+	for _, c := range left {
+		_ = c.nc.Close()
+	}
+	<-gone
+}
+
+// restart ends a connection because the server does.
+func (c *conn) restart(deadline time.Time) {
+	reason := protocol.DisconnectServerRestart
+	c.end(end{
+		frame: c.codec.AppendDisconnect(nil, reason, true),
+		code:  closeCodes[reason],
+		grace: max(0, time.Until(deadline)-lingerTime),
+	})
+}
+
+// Connections returns how many WebSockets are open.
+func (s *Server) Connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}
+
+// load returns how many connections are open and how many subscriptions they
+// have.
+func (s *Server) load() (connections, subscriptions int) {
+	conns := s.all()
+	for _, c := range conns {
+		subscriptions += c.sess.Subscriptions()
+	}
+	return len(conns), subscriptions
+}
+
+func (s *Server) all() []*conn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	conns := make([]*conn, 0, len(s.conns))
+	for c := range s.conns {
+		conns = append(conns, c)
+	}
+	return conns
+}
+
+// enter counts the goroutine of a new connection; false once the server is
+// stopping. Nothing may be added to tasks when they are being waited for.
+func (s *Server) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return false
+	}
+	s.tasks.Add(1)
+	return true
+}
+
+// add takes a connection in that has entered. When the server began to stop
+// meanwhile, so does the connection.
+func (s *Server) add(c *conn) {
+	s.metrics.upgrades.Add(1)
+	s.mu.Lock()
+	s.conns[c] = struct{}{}
+	c.slot = s.next
+	s.next = (s.next + 1) % pingSlots
+	s.wheel[c.slot] = append(s.wheel[c.slot], c)
+	draining := s.draining
+	s.mu.Unlock()
+	if draining {
+		c.restart(time.Now().Add(2 * lingerTime))
+	}
+}
+
+// remove is the end of what enter and add began.
+func (s *Server) remove(c *conn) {
+	defer s.tasks.Done()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+	slot := s.wheel[c.slot]
+	if i := slices.Index(slot, c); i >= 0 {
+		s.wheel[c.slot] = slices.Delete(slot, i, i+1)
+	}
+}
+
+// pingSlots spreads the pings of all connections over the interval, so that
+// they do not hold up everything else at once.
+const pingSlots = 64
+
+// pings pings every connection once in an interval.
+func (s *Server) pings(ctx context.Context) {
+	tick := time.NewTicker(max(s.opts.PingEvery/pingSlots, time.Millisecond))
+	defer tick.Stop()
+	frames := make(map[protocol.Codec][]byte)
+	for slot := 0; ; slot = (slot + 1) % pingSlots {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		s.mu.Lock()
+		conns := slices.Clone(s.wheel[slot])
+		s.mu.Unlock()
+		now := time.Now().Unix()
+		clear(frames)
+		for _, c := range conns {
+			if c.sess.Ping(now) {
+				continue
+			}
+			frame, ok := frames[c.codec]
+			if !ok {
+				frame = c.codec.AppendPing(nil, now, nil)
+				frames[c.codec] = frame
+			}
+			c.Ping(frame)
+		}
+	}
+}

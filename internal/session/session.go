@@ -1,0 +1,449 @@
+// Package session is one client's Action Cable conversation, without a socket.
+//
+// A Session reads commands and answers them one after another, in the order
+// they were sent. What it answers and what the hub delivers goes through the
+// same [hub.Sink], so a confirmation always stands before the first message it
+// announces. Replays are pushed by the hub in the background; the
+// confirm_history that ends one is part of it.
+package session
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/chronocast/chronocast/internal/hub"
+	"github.com/chronocast/chronocast/protocol"
+)
+
+// Authorizer decides which stream an identifier leads to.
+type Authorizer interface {
+	// Stream returns the stream, or a *protocol.CommandError when the
+	// subscription is refused for good. Any other error means that the
+	// question cannot be answered now.
+	Stream(ctx context.Context, id protocol.Identifier) (string, error)
+}
+
+// The reasons of a refusal, beside those the protocol package gives.
+const (
+	ReasonUnknownCommand       = "unknown_command"
+	ReasonNotSubscribed        = "not_subscribed"
+	ReasonTooManySubscriptions = "too_many_subscriptions"
+	ReasonStoreUnavailable     = "store_unavailable"
+	ReasonUnsupported          = "unsupported"
+	reasonMalformed            = "malformed"
+)
+
+// DisconnectInvalidRequest is the reason Action Cable gives a client that does
+// not speak its protocol.
+const DisconnectInvalidRequest protocol.DisconnectReason = "invalid_request"
+
+// ErrMistakes: the client has sent too much that cannot be understood at its
+// level. It has been told to stay away; the connection must end.
+var ErrMistakes = errors.New("session: too many commands that make no sense")
+
+// maxMistakes is how many unintelligible commands are passed over on a level
+// that has no frame to say so.
+const maxMistakes = 10
+
+// Config is what the sessions of a server share. Hub and Authorizer are
+// required.
+type Config struct {
+	Hub        *hub.Hub
+	Authorizer Authorizer
+
+	MaxIdentifierBytes int           // 0 is 4 KiB
+	MaxSubscriptions   int           // of one session; 0 is 1,000
+	CommandTimeout     time.Duration // how long a command waits for the log; 0 is 5 s
+
+	// Refused, when not nil, is told the reason of every refusal.
+	Refused func(reason string)
+	Log     *zap.Logger // nil logs nothing
+}
+
+func (c Config) withDefaults() Config {
+	if c.MaxIdentifierBytes == 0 {
+		c.MaxIdentifierBytes = 4 << 10
+	}
+	if c.MaxSubscriptions == 0 {
+		c.MaxSubscriptions = 1000
+	}
+	if c.CommandTimeout == 0 {
+		c.CommandTimeout = 5 * time.Second
+	}
+	if c.Refused == nil {
+		c.Refused = func(string) {}
+	}
+	if c.Log == nil {
+		c.Log = zap.NewNop()
+	}
+	return c
+}
+
+// Factory makes sessions.
+type Factory struct{ cfg Config }
+
+// NewFactory returns a Factory for sessions with this configuration.
+func NewFactory(cfg Config) *Factory { return &Factory{cfg.withDefaults()} }
+
+// New returns a session that answers through sink. Close it.
+func (f *Factory) New(codec protocol.Codec, sink hub.Sink, log *zap.Logger) *Session {
+	if log == nil {
+		log = f.cfg.Log
+	}
+	return &Session{cfg: &f.cfg, codec: codec, sink: sink, log: log, subs: make(map[string]*subscription)}
+}
+
+// Session is one conversation. Welcome, Handle and Close are called by one
+// goroutine, Ping by one other, Subscriptions by any.
+type Session struct {
+	cfg      *Config
+	codec    protocol.Codec
+	sink     hub.Sink
+	log      *zap.Logger
+	mistakes int
+
+	mu   sync.Mutex // guards subs; never held across a call of the hub that waits
+	subs map[string]*subscription
+}
+
+type subscription struct {
+	*hub.Subscription
+	addr *protocol.Address
+	told protocol.Position // by confirmation or ping; touched by Ping alone
+}
+
+// Welcome greets the client. It comes before everything else.
+func (s *Session) Welcome(ctx context.Context, sid string) {
+	s.push(ctx, s.codec.AppendWelcome(nil, sid))
+}
+
+// Handle runs one command to its end. It waits while the sink has no room for
+// the answer, so that a client that asks without reading is not read either.
+// The error is ErrMistakes, or that of ctx when it ended meanwhile; in both
+// cases nothing more should be handled.
+func (s *Session) Handle(ctx context.Context, frame []byte) error {
+	cmd, err := s.codec.Decode(frame)
+	if err != nil {
+		var bad *protocol.CommandError
+		if !errors.As(err, &bad) {
+			bad = &protocol.CommandError{Reason: reasonMalformed, Message: err.Error()}
+		}
+		return s.mistake(ctx, bad)
+	}
+	switch cmd.Name {
+	case "pong":
+	case "subscribe":
+		s.subscribe(ctx, cmd)
+	case "unsubscribe":
+		s.unsubscribe(ctx, cmd)
+	case "history":
+		return s.history(ctx, cmd)
+	case "message", "whisper", "join", "leave":
+		// Clients of Action Cable wait for no answer to these, and a program
+		// written for another server may send them all day.
+		s.fail(ctx, cmd, ReasonUnsupported, "this server takes no "+cmd.Name+" commands; broadcasts are published over HTTP")
+	case "presence":
+		s.cfg.Refused(ReasonUnsupported)
+		if s.codec.Level() >= protocol.LevelExtended {
+			s.push(ctx, s.codec.AppendPresenceError(nil, cmd.Identifier))
+		}
+	default:
+		return s.mistake(ctx, &protocol.CommandError{
+			Reason: ReasonUnknownCommand, Message: "the commands are subscribe, unsubscribe, history and pong",
+			Command: cmd.Name, Identifier: cmd.Identifier,
+		})
+	}
+	return ctx.Err()
+}
+
+// Ping tells the client how far its streams have been sent, those that moved
+// since it was last told, and reports whether it did. When it did not, because
+// nothing moved, the level has no word for it or the sink has no room, the
+// caller sends a bare ping.
+//
+// This is how a client notices that the newest message was lost on the way:
+// no later message would show the gap.
+func (s *Session) Ping(unix int64) bool {
+	if s.codec.Level() < protocol.LevelChronocast {
+		return false
+	}
+	s.mu.Lock()
+	subs := slices.Collect(maps.Values(s.subs))
+	s.mu.Unlock()
+	// Two identifiers may lead to one stream; the frame has room for one.
+	moved := make(map[string]protocol.Position)
+	for _, sub := range subs {
+		at := sub.Sent()
+		if at == sub.told {
+			continue
+		}
+		sub.told = at
+		if other, ok := moved[sub.addr.Stream]; !ok || at.Offset < other.Offset {
+			moved[sub.addr.Stream] = at
+		}
+	}
+	if len(moved) == 0 {
+		return false
+	}
+	heads := make([]protocol.StreamPosition, 0, len(moved))
+	for _, stream := range slices.Sorted(maps.Keys(moved)) {
+		heads = append(heads, protocol.StreamPosition{Stream: stream, Position: moved[stream]})
+	}
+	if s.sink.Push([][]byte{s.codec.AppendPing(nil, unix, heads)}) {
+		return true
+	}
+	for _, sub := range subs {
+		sub.told = protocol.Position{} // tell again
+	}
+	return false
+}
+
+// Subscriptions returns how many there are.
+func (s *Session) Subscriptions() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.subs)
+}
+
+// Close ends every subscription. Nothing is pushed after it returns.
+func (s *Session) Close() {
+	s.mu.Lock()
+	subs := s.subs
+	s.subs = nil
+	s.mu.Unlock()
+	for _, sub := range subs {
+		sub.Close()
+	}
+}
+
+func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
+	if sub := s.find(cmd.Identifier); sub != nil {
+		s.repeat(ctx, cmd, sub)
+		return
+	}
+	refuse := func(reason string) {
+		s.cfg.Refused(reason)
+		s.push(ctx, s.codec.AppendReject(nil, cmd.Identifier, reason))
+	}
+	if len(cmd.Identifier) > s.cfg.MaxIdentifierBytes {
+		refuse(reasonMalformed)
+		return
+	}
+	if s.Subscriptions() >= s.cfg.MaxSubscriptions {
+		refuse(ReasonTooManySubscriptions)
+		return
+	}
+	id, err := protocol.ParseIdentifier(cmd.Identifier)
+	if err != nil {
+		refuse(reasonMalformed)
+		return
+	}
+
+	wait, cancel := context.WithTimeout(ctx, s.cfg.CommandTimeout)
+	defer cancel()
+	stream, err := s.cfg.Authorizer.Stream(wait, id)
+	if err != nil {
+		var no *protocol.CommandError
+		if errors.As(err, &no) {
+			refuse(no.Reason)
+			return
+		}
+		s.unavailable(ctx, cmd, err)
+		return
+	}
+	addr := protocol.NewAddress(cmd.Identifier, stream)
+	live, span, err := s.cfg.Hub.Subscribe(wait, stream, addr, s.codec, s.sink)
+	if err != nil {
+		s.unavailable(ctx, cmd, err)
+		return
+	}
+	sub := &subscription{Subscription: live, addr: addr, told: span.Head()}
+	s.mu.Lock()
+	s.subs[cmd.Identifier] = sub
+	s.mu.Unlock()
+
+	// The subscription is registered and holding: whatever is committed from
+	// here on waits until the confirmation and the replay are queued.
+	s.push(ctx, s.codec.AppendConfirm(nil, cmd.Identifier, []protocol.StreamPosition{{Stream: stream, Position: span.Head()}}))
+
+	var done []byte
+	if cmd.History != nil {
+		done = s.codec.AppendConfirmHistory(nil, cmd.Identifier)
+	}
+	_, reason, asked, err := replay(wait, sub, cmd.History, id.At, done)
+	switch {
+	case err != nil:
+		s.log.Warn("replay failed", zap.String("stream", stream), zap.Error(err))
+		s.unavailable(ctx, cmd, err)
+		sub.Live()
+	case reason != "":
+		s.reset(ctx, sub, reason, span)
+		sub.Live()
+	case !asked:
+		if len(done) > 0 {
+			s.push(ctx, done)
+		}
+		sub.Live()
+	}
+}
+
+// repeat answers a subscribe for what is subscribed already. The Rails client
+// sends one every 500 ms until it is confirmed.
+func (s *Session) repeat(ctx context.Context, cmd protocol.Command, sub *subscription) {
+	s.push(ctx, s.codec.AppendConfirm(nil, cmd.Identifier, []protocol.StreamPosition{{Stream: sub.addr.Stream, Position: sub.Sent()}}))
+	if cmd.History != nil {
+		if done := s.codec.AppendConfirmHistory(nil, cmd.Identifier); len(done) > 0 {
+			s.push(ctx, done)
+		}
+	}
+}
+
+func (s *Session) unsubscribe(ctx context.Context, cmd protocol.Command) {
+	s.mu.Lock()
+	sub := s.subs[cmd.Identifier]
+	delete(s.subs, cmd.Identifier)
+	s.mu.Unlock()
+	if sub == nil {
+		s.fail(ctx, cmd, ReasonNotSubscribed, "there is no subscription with this identifier")
+		return
+	}
+	sub.Close()
+}
+
+func (s *Session) history(ctx context.Context, cmd protocol.Command) error {
+	if s.codec.Level() < protocol.LevelExtended {
+		return s.mistake(ctx, &protocol.CommandError{
+			Reason: ReasonUnknownCommand, Message: "history needs another subprotocol", Command: cmd.Name, Identifier: cmd.Identifier,
+		})
+	}
+	sub := s.find(cmd.Identifier)
+	if sub == nil {
+		s.fail(ctx, cmd, ReasonNotSubscribed, "there is no subscription with this identifier")
+		return ctx.Err()
+	}
+	wait, cancel := context.WithTimeout(ctx, s.cfg.CommandTimeout)
+	defer cancel()
+	done := s.codec.AppendConfirmHistory(nil, cmd.Identifier)
+	span, reason, asked, err := replay(wait, sub, cmd.History, nil, done)
+	switch {
+	case err != nil:
+		s.unavailable(ctx, cmd, err)
+	case reason != "":
+		// The subscription goes on from where it stands, which is what the
+		// client must take for its position now.
+		if at := sub.Sent(); at.Epoch == span.Epoch && at.Offset < span.Last {
+			span.Last = at.Offset
+		}
+		s.reset(ctx, sub, reason, span)
+	case !asked:
+		s.push(ctx, done)
+	}
+	return ctx.Err()
+}
+
+// replay starts the replay that was asked for: after the position of the
+// stream in the request, else since its time, else after the position in the
+// identifier. asked is false when there is none of them.
+func replay(ctx context.Context, sub *subscription, req *protocol.HistoryRequest, at *protocol.Position, done []byte) (span protocol.Span, reason protocol.Reason, asked bool, err error) {
+	if req != nil {
+		if p, ok := req.Streams[sub.addr.Stream]; ok {
+			at = &p
+		} else if req.Since > 0 && at == nil {
+			span, reason, err = sub.ReplaySince(ctx, req.Since*1e6, done)
+			return span, reason, true, err
+		}
+	}
+	if at == nil {
+		return span, "", false, nil
+	}
+	span, reason, err = sub.Replay(ctx, *at, done)
+	return span, reason, true, err
+}
+
+// reset tells the client that its position cannot be continued and that the
+// subscription is live from the head of span. A plain client has no frame for
+// it: the position in its confirmation is all there is to tell.
+func (s *Session) reset(ctx context.Context, sub *subscription, reason protocol.Reason, span protocol.Span) {
+	s.cfg.Refused(string(reason))
+	switch s.codec.Level() {
+	case protocol.LevelChronocast:
+		s.push(ctx, s.codec.AppendReset(nil, sub.addr, reason, span))
+	case protocol.LevelExtended:
+		s.push(ctx, s.codec.AppendRejectHistory(nil, sub.addr.Identifier, string(reason), span))
+	}
+}
+
+// unavailable answers a command that the log gave no answer to. A stock client
+// takes a rejection for final, so it is sent away to come back instead.
+func (s *Session) unavailable(ctx context.Context, cmd protocol.Command, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	s.log.Warn("command not served", zap.String("command", cmd.Name), zap.Error(err))
+	s.cfg.Refused(ReasonStoreUnavailable)
+	if s.codec.Level() < protocol.LevelChronocast {
+		s.sink.Cut(protocol.DisconnectServerRestart)
+		return
+	}
+	s.push(ctx, s.codec.AppendError(nil, cmd.Name, cmd.Identifier, ReasonStoreUnavailable, "the database does not answer in time, try again"))
+}
+
+// fail answers a well-formed command that cannot be served, where the level
+// has a frame for it.
+func (s *Session) fail(ctx context.Context, cmd protocol.Command, reason, message string) {
+	s.cfg.Refused(reason)
+	switch level := s.codec.Level(); {
+	case level >= protocol.LevelChronocast:
+		s.push(ctx, s.codec.AppendError(nil, cmd.Name, cmd.Identifier, reason, message))
+	case level == protocol.LevelExtended && cmd.Name == "history":
+		s.push(ctx, s.codec.AppendRejectHistory(nil, cmd.Identifier, reason, protocol.Span{}))
+	}
+}
+
+// mistake answers what is no command at all.
+func (s *Session) mistake(ctx context.Context, bad *protocol.CommandError) error {
+	s.cfg.Refused(bad.Reason)
+	if s.codec.Level() >= protocol.LevelChronocast {
+		s.push(ctx, s.codec.AppendError(nil, bad.Command, bad.Identifier, bad.Reason, bad.Message))
+		return ctx.Err()
+	}
+	if bad.Command == "subscribe" {
+		// With an identifier that cannot be read the frame names none: no
+		// client acts on it, but whoever reads along sees what happened.
+		s.push(ctx, s.codec.AppendReject(nil, bad.Identifier, bad.Reason))
+		if bad.Identifier != "" {
+			return ctx.Err()
+		}
+	}
+	if s.mistakes++; s.mistakes < maxMistakes {
+		return ctx.Err()
+	}
+	s.push(ctx, s.codec.AppendDisconnect(nil, DisconnectInvalidRequest, false))
+	return ErrMistakes
+}
+
+func (s *Session) find(identifier string) *subscription {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.subs[identifier]
+}
+
+// push queues one frame, waiting for room until ctx ends.
+func (s *Session) push(ctx context.Context, frame []byte) {
+	frames := [][]byte{frame}
+	for !s.sink.Push(frames) {
+		room := make(chan struct{})
+		s.sink.Room(func() { close(room) })
+		select {
+		case <-room:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
