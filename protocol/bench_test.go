@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // benchMessages returns n messages of about size bytes: a token when small,
@@ -139,4 +140,27 @@ func naiveFrame(tb testing.TB, identifier, stream string, epoch Epoch, m *Messag
 		tb.Fatal(err)
 	}
 	return frame
+}
+
+// BenchmarkCheckPayload is what a payload posted as it is costs on its way in.
+func BenchmarkCheckPayload(b *testing.B) {
+	for _, s := range benchSizes {
+		data := benchMessages(1, s.size)[0].Data
+		b.Run(s.name+"/check", func(b *testing.B) {
+			b.SetBytes(int64(len(data)))
+			for b.Loop() {
+				if CheckPayload(data) != nil {
+					b.Fatal("refused")
+				}
+			}
+		})
+		b.Run(s.name+"/naive", func(b *testing.B) {
+			b.SetBytes(int64(len(data)))
+			for b.Loop() {
+				if !utf8.Valid(data) || !json.Valid(data) {
+					b.Fatal("refused")
+				}
+			}
+		})
+	}
 }

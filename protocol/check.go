@@ -12,7 +12,7 @@ const (
 )
 
 // check decides whether b is one JSON text (RFC 8259), apart from its being
-// UTF-8. It agrees with encoding/json, which takes some six times as long:
+// UTF-8. It agrees with encoding/json and takes a third to a fifth of its time:
 // every payload passes here on its way in.
 func check(b []byte) verdict {
 	var object [MaxPayloadDepth/64 + 1]uint64 // a bit for each open level: set in an object

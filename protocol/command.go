@@ -7,14 +7,15 @@ type Command struct {
 	Name string
 	// Identifier is the subscription identifier as received, a JSON text.
 	Identifier string
-	// Data is the argument of a message command, a JSON text.
+	// Data is the argument of a message command, a JSON text; empty for others.
 	Data string
 	// History is the history asked for by subscribe and history, or nil.
 	History *HistoryRequest
 }
 
 // HistoryRequest asks for what was missed, as AnyCable's client words it: the
-// position of each stream that has one, and a time for those that have none.
+// position of each stream that has one, and a time for those that have none. A
+// position that another server issued has [ForeignEpoch].
 type HistoryRequest struct {
 	Since   int64 // unix seconds; 0 is none
 	Streams map[string]Position

@@ -1,0 +1,63 @@
+package protocol
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// provers are the directories whose tests PROTOCOL.md may name, by package.
+var provers = map[string]string{"protocol": "."}
+
+// Every rule of PROTOCOL.md is numbered without a hole and names a test, and
+// the tests it names exist.
+func TestDocument_EveryRuleNamesATestThatExists(t *testing.T) {
+	text, err := os.ReadFile("PROTOCOL.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	exists := map[string]bool{}
+	for name, dir := range provers {
+		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no tests of %s: %v", name, err)
+		}
+		for _, file := range files {
+			source, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`).FindAllSubmatch(source, -1) {
+				exists[name+"."+string(m[1])] = true
+			}
+		}
+	}
+	rule := regexp.MustCompile(`^\| ([A-Z])(\d+) \| (.*) \| ([^|]*) \|$`)
+	test := regexp.MustCompile("`((\\w+)\\.(?:Test|Fuzz)\\w+(?:/\\w+)?)`")
+	next := map[string]int{}
+	for i, line := range strings.Split(string(text), "\n") {
+		m := rule.FindStringSubmatch(line)
+		if m == nil {
+			continue
+		}
+		next[m[1]]++
+		if m[2] != strconv.Itoa(next[m[1]]) {
+			t.Errorf("line %d: rule %s%s comes after %s%d", i+1, m[1], m[2], m[1], next[m[1]]-1)
+		}
+		named := test.FindAllStringSubmatch(m[4], -1)
+		if len(named) == 0 {
+			t.Errorf("line %d: rule %s%s names no test", i+1, m[1], m[2])
+		}
+		for _, n := range named {
+			if provers[n[2]] != "" && !exists[n[1]] {
+				t.Errorf("line %d: there is no %s", i+1, n[1])
+			}
+		}
+	}
+	if len(next) != 6 {
+		t.Errorf("%d groups of rules", len(next))
+	}
+}
