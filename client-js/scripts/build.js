@@ -6,6 +6,16 @@ import { build } from 'esbuild'
 
 const root = new URL('..', import.meta.url)
 
+/**
+ * Property names that never leave the client: neither on the wire, nor in what
+ * an application sees, nor in a Platform. They are shortened in the bundle.
+ */
+const INTERNAL = [
+  'again', 'asked', 'doubt', 'emitter', 'floor', 'flush', 'fromStart', 'full', 'gate', 'handed', 'handle',
+  'handles', 'heads', 'held', 'hooks', 'loops', 'mark', 'newer', 'passed', 'paused', 'receive', 'renew',
+  'repause', 'since', 'subscription', 'taken', 'tries', 'wake',
+]
+
 /** @returns {Promise<string>} the same text for the same sources, on every machine */
 export async function bundle() {
   const { outputFiles } = await build({
@@ -17,6 +27,7 @@ export async function bundle() {
     target: 'es2022',
     legalComments: 'none',
     charset: 'utf8',
+    mangleProps: new RegExp(`^(${INTERNAL.join('|')})$`),
     write: false,
   })
   return /** @type {{ text: string }} */ (outputFiles[0]).text

@@ -93,7 +93,7 @@ export class Connection {
 
   /** @param {string} text */
   send(text) {
-    this.#socket?.send(text)
+    if (this.state === 'connected') this.#socket?.send(text)
   }
 
   #connect() {
@@ -101,71 +101,59 @@ export class Connection {
     this.#enter('connecting')
     if (life !== this.#life) return
     this.#arm(CONNECT_DEADLINE, () => this.#lost(new ChronocastError('timeout', 'the server does not answer')))
-    const { token } = this.options
-    if (typeof token !== 'function') return this.#open(token)
-    new Promise((resolve) => resolve(token())).then(
-      (token) => {
-        if (life === this.#life) this.#open(/** @type {string | null | undefined} */ (token))
-      },
-      (thrown) => {
-        if (life === this.#life) this.#lost(new ChronocastError('token', `no token to be had: ${thrown}`, thrown))
-      },
-    )
+    this.#open(life)
   }
 
-  /** @param {string | null | undefined} token */
-  #open(token) {
-    const protocols = [SUBPROTOCOL]
-    if (token) protocols.push('anycable-token.' + token)
-    /** @type {Socket} */
-    let socket
+  /** @param {number} life */
+  async #open(life) {
     try {
-      socket = new this.options.WebSocket(this.url, protocols)
-    } catch (thrown) {
-      return this.#lost(new ChronocastError('socket', `no socket to be had: ${thrown}`, thrown))
-    }
-    this.#socket = socket
-    socket.onopen = () => {
-      if (socket.protocol !== SUBPROTOCOL) {
-        this.#end(new ChronocastError('protocol', `the server does not speak ${SUBPROTOCOL}`))
+      const { token: ask, WebSocket } = this.options
+      const token = typeof ask === 'function' ? await ask() : ask
+      if (life !== this.#life) return
+      const socket = new WebSocket(this.url, token ? [SUBPROTOCOL, 'anycable-token.' + token] : [SUBPROTOCOL])
+      this.#socket = socket
+      socket.onopen = () => {
+        if (socket.protocol !== SUBPROTOCOL) {
+          this.#end(new ChronocastError('protocol', `the server does not speak ${SUBPROTOCOL}`))
+        }
       }
+      socket.onmessage = ({ data }) => this.#receive(data)
+      socket.onclose = () => this.#lost()
+      socket.onerror = () => {} // a close follows, and tells as much
+    } catch (thrown) {
+      if (life === this.#life) this.#lost(new ChronocastError('connect', `no token or no socket: ${thrown}`, thrown))
     }
-    socket.onmessage = ({ data }) => this.#receive(data)
-    socket.onclose = () => this.#lost()
-    socket.onerror = () => {} // a close follows, and tells as much
   }
 
   /** @param {unknown} data */
   #receive(data) {
     this.#heard = this.platform.now()
     this.#suspect = false
-    /** @type {Frame} */
+    /** @type {Frame | null} */
     let frame
     try {
       frame = decode(data)
     } catch (thrown) {
-      const error = thrown instanceof ChronocastError ? thrown : new ChronocastError('malformed', String(thrown), thrown)
-      return this.hooks.error(error)
+      return this.hooks.error(/** @type {ChronocastError} */ (thrown))
     }
-    if (frame.type === 'disconnect') return this.#dismissed(frame)
-    if (frame.type === 'welcome') {
-      if (this.state !== 'connecting') return
-      this.#watch(WATCH_INTERVAL)
+    if (frame?.type === 'disconnect') return this.#dismissed(frame)
+    if (frame?.type === 'welcome') {
       const life = this.#life
+      this.#watch(WATCH_INTERVAL)
       this.#enter('connected')
       if (life === this.#life) this.hooks.up()
       return
     }
     // A server that only welcomes and goes does not count as one that is back.
     this.#attempt = 0
-    this.hooks.frame(frame)
+    if (frame) this.hooks.frame(frame)
   }
 
-  /** @param {{ reason: string, reconnect: boolean }} frame */
+  /** @param {{ reason: string, reconnect?: boolean }} frame */
   #dismissed({ reason, reconnect }) {
     const renewable = reason === 'token_expired' && typeof this.options.token === 'function'
-    if (!reconnect && !renewable) {
-      return this.#end(new ChronocastError('disconnected', `the server closed the connection for good: ${reason}`, reason))
+    if (reconnect === false && !renewable) {
+      return this.#end(new ChronocastError('disconnected', `the server sends us away: ${reason}`, reason))
     }
     // Everybody is sent away at once: come back more widely spread.
     if (reason === 'server_restart') this.#attempt = Math.max(this.#attempt, 2)
@@ -181,21 +169,19 @@ export class Connection {
    */
   #watch(ms) {
     this.#arm(ms, () => {
-      const silent = this.platform.now() - this.#heard > STALE_AFTER
       if (this.#suspect) return this.#lost()
-      this.#suspect = silent
+      this.#suspect = this.platform.now() - this.#heard > STALE_AFTER
       this.#watch(WATCH_INTERVAL)
     })
   }
 
   /** @param {import('./platform.js').PageSign} sign */
   #sign(sign) {
-    const { random } = this.platform
     if (sign === 'hidden') {
       // An open socket keeps a page out of the back/forward cache.
       this.#drop('waiting')
     } else if (this.state === 'waiting') {
-      this.#arm(random() * Math.min(500, this.options.minDelay), () => this.#connect())
+      this.#arm(this.platform.random() * Math.min(500, this.options.minDelay), () => this.#connect())
     } else if (this.state === 'connected') {
       // The link may have died unseen: the next ping tells.
       this.#suspect = true
@@ -227,11 +213,7 @@ export class Connection {
     this.platform.clearTimeout(this.#timer)
     if (socket) {
       socket.onopen = socket.onmessage = socket.onclose = null
-      try {
-        socket.close(1000)
-      } catch {
-        // some throw while still connecting; nobody listens to it any more
-      }
+      socket.close(1000)
     }
     this.state = state
     if (was === 'connected') this.hooks.down()

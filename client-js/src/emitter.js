@@ -1,4 +1,9 @@
 /**
+ * @template Events
+ * @typedef {{ name: keyof Events, listener: (value: any) => void, off?: boolean }} Entry
+ */
+
+/**
  * Emitter calls listeners in the order they were added. A listener added while
  * an event is being told waits for the next one; a listener taken away is not
  * called any more, not even for the event being told.
@@ -6,8 +11,8 @@
  * @template {Record<string, any>} Events
  */
 export class Emitter {
-  /** @type {Map<keyof Events, Set<{ listener: (value: any) => void }>>} */
-  #listeners = new Map()
+  /** @type {Entry<Events>[]} */
+  #entries = []
 
   /**
    * @template {keyof Events} Name
@@ -16,21 +21,23 @@ export class Emitter {
    * @returns {() => void} the undo of this very call
    */
   on(name, listener) {
-    if (typeof listener !== 'function') throw new TypeError('chronocast: a listener is a function')
-    const entry = { listener }
-    const entries = this.#listeners.get(name) ?? new Set()
-    this.#listeners.set(name, entries.add(entry))
-    return () => void entries.delete(entry)
+    /** @type {Entry<Events>} */
+    const entry = { name, listener }
+    this.#entries = [...this.#entries, entry]
+    return () => {
+      entry.off = true
+      this.#entries = this.#entries.filter((other) => other !== entry)
+    }
   }
 
   /** @param {keyof Events} name */
-  count(name) {
-    return this.#listeners.get(name)?.size ?? 0
+  has(name) {
+    return this.#entries.some((entry) => entry.name === name)
   }
 
   /**
-   * emit returns whether anybody listened. What a listener throws goes to
-   * failed, and the next listener is called all the same.
+   * emit calls every listener; what one throws goes to failed and stops none of
+   * the others.
    *
    * @template {keyof Events} Name
    * @param {Name} name
@@ -38,16 +45,13 @@ export class Emitter {
    * @param {(thrown: unknown) => void} failed
    */
   emit(name, value, failed) {
-    const entries = this.#listeners.get(name)
-    if (!entries?.size) return false
-    for (const entry of [...entries]) {
-      if (!entries.has(entry)) continue
+    for (const entry of this.#entries) {
+      if (entry.name !== name || entry.off) continue
       try {
         entry.listener(value)
       } catch (thrown) {
         failed(thrown)
       }
     }
-    return true
   }
 }

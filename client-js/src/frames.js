@@ -8,16 +8,18 @@ import { ChronocastError } from './errors.js'
 export const SUBPROTOCOL = 'chronocast-v1-json'
 
 /**
+ * Frame is what decode makes of a frame: positions are checked, and one
+ * message is told like several.
+ *
  * @typedef {{ type: 'welcome' }
- *   | { type: 'ping', heads: Map<string, Position> }
- *   | { type: 'confirm', identifier: string, heads: Map<string, Position> }
- *   | { type: 'reject', identifier: string, reason: string }
+ *   | { type: 'ping', heads: [stream: string, at: Position][] }
+ *   | { type: 'confirm_subscription', identifier: string, heads: [stream: string, at: Position][] }
+ *   | { type: 'reject_subscription', identifier: string, reason: string }
  *   | { type: 'messages', identifier: string, messages: Arrival[] }
- *   | { type: 'replayed', identifier: string }
+ *   | { type: 'confirm_history', identifier: string }
  *   | { type: 'reset', identifier: string, reason: string, epoch: string, first: number, offset: number }
- *   | { type: 'error', command: string, identifier: string, reason: string, message: string }
- *   | { type: 'disconnect', reason: string, reconnect: boolean }
- *   | { type: 'unknown' }} Frame
+ *   | { type: 'error', command?: string, identifier?: string, reason: string, message: string }
+ *   | { type: 'disconnect', reason: string, reconnect?: boolean }} Frame
  */
 
 /** @param {string} stream */
@@ -31,99 +33,67 @@ export const identifierOf = (stream) => JSON.stringify({ channel: '$pubsub', str
  * @param {string} stream
  * @param {Position | null} [after]
  */
-export function encode(command, stream, after) {
-  const history = after && { streams: { [stream]: { epoch: after.epoch, offset: after.offset } } }
-  return JSON.stringify({ command, identifier: identifierOf(stream), ...(history && { history }) })
-}
+export const encode = (command, stream, after) =>
+  JSON.stringify({
+    command,
+    identifier: identifierOf(stream),
+    history: after ? { streams: { [stream]: after } } : undefined,
+  })
 
 /**
- * decode reads one frame. It throws a ChronocastError when the text is no
- * frame of this protocol; a frame type it does not know is no error.
+ * decode reads one frame; null stands for a type it does not know. It throws a
+ * ChronocastError when the text is no frame of this protocol.
  *
- * @param {unknown} text
- * @returns {Frame}
+ * @param {any} text
+ * @returns {Frame | null}
  */
 export function decode(text) {
-  if (typeof text !== 'string') throw malformed('a frame that is not text')
-  /** @type {any} */
-  let f
   try {
-    f = JSON.parse(text)
-  } catch {
-    throw malformed('a frame that is not JSON')
-  }
-  if (!f || typeof f !== 'object') throw malformed('a frame that is not an object')
-  const { identifier, type, reason = '' } = f
-  switch (type) {
-    case 'welcome':
-      return { type }
-    case 'ping':
-      return { type, heads: heads(f.streams) }
-    case 'confirm_subscription':
-      return { type: 'confirm', identifier, heads: heads(f.streams) }
-    case 'reject_subscription':
-      return { type: 'reject', identifier, reason }
-    case 'confirm_history':
-      return { type: 'replayed', identifier }
-    case 'messages': {
-      const size = text.length / (f.messages.length || 1)
-      return {
-        type,
-        identifier,
-        messages: f.messages.map((/** @type {any} */ m) => arrival(f.epoch, m, f.replay, size)),
-      }
+    const f = JSON.parse(text)
+    /**
+     * @param {any} m
+     * @param {number} size
+     * @returns {Arrival}
+     */
+    const arrival = (m, size) => ({
+      ...position({ epoch: f.epoch, offset: m.offset }),
+      data: m.message,
+      replayed: !!f.replay,
+      size,
+    })
+    switch (f.type) {
+      case undefined:
+        return { ...f, type: 'messages', messages: [arrival(f, text.length)] }
+      case 'messages':
+        return { ...f, messages: f.messages.map((/** @type {any} */ m) => arrival(m, text.length / f.messages.length)) }
+      case 'ping':
+      case 'confirm_subscription':
+        return { ...f, heads: Object.entries(f.streams ?? {}).map(([stream, at]) => [stream, position(at)]) }
+      case 'reset':
+        return { ...f, ...position(f), first: position({ epoch: f.epoch, offset: f.first }).offset }
+      case 'welcome':
+      case 'reject_subscription':
+      case 'confirm_history':
+      case 'error':
+      case 'disconnect':
+        return f
     }
-    case 'reset':
-    case 'reject_history':
-      position(f)
-      if (!isOffset(f.first)) throw malformed('a reset without its first offset')
-      return { type: 'reset', identifier, reason, epoch: f.epoch, first: f.first, offset: f.offset }
-    case 'error':
-      return { type, identifier, reason, command: f.command ?? '', message: f.message ?? '' }
-    case 'disconnect':
-      return { type, reason, reconnect: f.reconnect !== false }
-    case undefined:
-      if ('message' in f) {
-        return { type: 'messages', identifier, messages: [arrival(f.epoch, f, f.replay, text.length)] }
-      }
+    return null
+  } catch (thrown) {
+    throw new ChronocastError('malformed', `the server sent no frame: ${thrown}`, thrown)
   }
-  return { type: 'unknown' }
 }
 
 /**
- * @param {string} epoch
- * @param {any} m
- * @param {unknown} replay
- * @param {number} size
- * @returns {Arrival}
- */
-function arrival(epoch, m, replay, size) {
-  position({ epoch, offset: m.offset })
-  return { epoch, offset: m.offset, data: m.message, replayed: replay === true, size }
-}
-
-/** @param {any} streams */
-function heads(streams) {
-  return new Map(Object.entries(streams ?? {}).map(([stream, at]) => [stream, position(at)]))
-}
-
-/**
- * position checks a pair that came from outside: the offset must be an integer
- * that a number holds exactly, the epoch decimal digits.
+ * position checks a pair that came from outside: the epoch must be decimal
+ * digits, the offset an integer that a number holds exactly.
  *
  * @param {any} at
  * @returns {Position}
  */
-export function position(at) {
-  const { epoch, offset } = at ?? {}
-  if (!isOffset(offset) || typeof epoch !== 'string' || !/^[1-9]\d{0,18}$/.test(epoch)) {
-    throw malformed('a position that is none: ' + `${epoch}:${offset}`.slice(0, 50))
+export function position({ epoch, offset }) {
+  if (!/^[1-9]\d{0,18}$/.test(epoch) || typeof epoch !== 'string' || !(Number.isSafeInteger(offset) && offset >= 0)) {
+    throw new TypeError(`${epoch}:${offset} is no position`)
   }
   return { epoch, offset }
 }
-
-/** @param {unknown} n */
-const isOffset = (n) => Number.isSafeInteger(n) && /** @type {number} */ (n) >= 0
-
-/** @param {string} what */
-const malformed = (what) => new ChronocastError('malformed', 'the server sent ' + what)

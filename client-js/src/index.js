@@ -16,7 +16,7 @@ import { platform as real } from './platform.js'
 import { Stream } from './stream.js'
 import { Subscription } from './subscription.js'
 
-export { ChronocastError, Stream }
+export { ChronocastError }
 
 /** @typedef {import('./connection.js').ConnectionState} ConnectionState */
 /** @typedef {import('./reorder.js').Position} Position */
@@ -50,10 +50,9 @@ export { ChronocastError, Stream }
  */
 export const createClient = (url, options) => new Client(url, options)
 
-/** @hideconstructor */
-export class Client {
+class Client {
   #connection
-  #link
+  #platform
   /** @type {Emitter<ClientEvents>} */
   #emitter = new Emitter()
   /** @type {Map<string, Subscription>} */
@@ -67,34 +66,17 @@ export class Client {
    */
   constructor(url, options = {}) {
     const { token, WebSocket = globalThis.WebSocket, minDelay = 500, maxDelay = 30_000, platform = real } = options
-    if (!WebSocket) throw new TypeError('chronocast: this platform has no WebSocket; hand one in as an option')
-    if (!(minDelay > 0 && maxDelay >= minDelay)) throw new RangeError('chronocast: 0 < minDelay <= maxDelay, please')
+    if (!WebSocket) throw new TypeError('chronocast: no WebSocket here; hand one in as an option')
     const address = new URL(url, globalThis.location?.href)
     address.protocol = address.protocol.replace('http', 'ws')
-
-    const connection = new Connection(address.href, { token, WebSocket, minDelay, maxDelay }, platform, {
+    this.#platform = platform
+    this.#connection = new Connection(address.href, { token, WebSocket, minDelay, maxDelay }, platform, {
       state: (state) => this.#emit('state', state),
       error: (error) => this.#error(error),
-      up: () => this.#all((subscription) => subscription.up()),
-      down: () => this.#all((subscription) => subscription.down()),
+      up: () => this.#each((subscription) => subscription.up()),
+      down: () => this.#each((subscription) => subscription.down()),
       frame: (frame) => this.#frame(frame),
     })
-    this.#connection = connection
-    /** @type {import('./subscription.js').Link} */
-    this.#link = {
-      platform,
-      maxDelay,
-      get up() {
-        return connection.state === 'connected'
-      },
-      send: (text) => connection.send(text),
-      restart: () => connection.restart(),
-      forget: (subscription) => {
-        const identifier = identifierOf(subscription.name)
-        if (this.#subscriptions.get(identifier) === subscription) this.#subscriptions.delete(identifier)
-      },
-      error: (error, thrown) => (thrown === undefined ? this.#error(error) : platform.report(thrown)),
-    }
   }
 
   get state() {
@@ -111,7 +93,7 @@ export class Client {
    * @returns {Stream<Data>}
    */
   stream(name, { after = 'now' } = {}) {
-    if (this.#closed) throw new ChronocastError('closed', 'this client is closed')
+    this.#usable()
     if (typeof name !== 'string' || !name) throw new TypeError('chronocast: a stream has a name')
     if (after !== 'now' && after !== 'start') {
       try {
@@ -121,8 +103,14 @@ export class Client {
       }
     }
     const identifier = identifierOf(name)
-    const subscription = this.#subscriptions.get(identifier) ?? new Subscription(this.#link, name)
-    this.#subscriptions.set(identifier, subscription)
+    let subscription = this.#subscriptions.get(identifier)
+    if (!subscription) {
+      subscription = new Subscription(name, this.#connection, {
+        idle: () => this.#subscriptions.delete(identifier),
+        error: (error) => this.#error(error),
+      })
+      this.#subscriptions.set(identifier, subscription)
+    }
     const handle = subscription.open(after)
     if (this.#wanted && this.#connection.state === 'idle') this.#connection.start()
     return new Stream(handle, name)
@@ -146,7 +134,7 @@ export class Client {
 
   /** connect lets the streams go on after disconnect, or after the server refused. */
   connect() {
-    if (this.#closed) throw new ChronocastError('closed', 'this client is closed')
+    this.#usable()
     this.#wanted = true
     this.#connection.start()
   }
@@ -154,25 +142,29 @@ export class Client {
   /** close ends the client and all its streams. */
   close() {
     this.#closed = true
-    this.#all((subscription) => {
+    this.#each((subscription) => {
       for (const handle of [...subscription.handles]) handle.close()
     })
     this.#connection.stop('closed')
   }
 
+  #usable() {
+    if (this.#closed) throw new ChronocastError('closed', 'this client is closed')
+  }
+
   /** @param {import('./frames.js').Frame} frame */
   #frame(frame) {
     if (frame.type === 'ping') {
-      for (const stream of frame.heads.keys()) this.#subscriptions.get(identifierOf(stream))?.receive(frame)
+      for (const [stream, at] of frame.heads) this.#subscriptions.get(identifierOf(stream))?.head(at)
       return
     }
-    const subscription = 'identifier' in frame && this.#subscriptions.get(frame.identifier)
+    const subscription = 'identifier' in frame && this.#subscriptions.get(frame.identifier ?? '')
     if (subscription) subscription.receive(frame)
-    else if (frame.type === 'error') this.#error(new ChronocastError(frame.reason, frame.message || frame.reason))
+    else if (frame.type === 'error') this.#error(new ChronocastError(frame.reason, frame.message))
   }
 
   /** @param {(subscription: Subscription) => void} f */
-  #all(f) {
+  #each(f) {
     for (const subscription of [...this.#subscriptions.values()]) f(subscription)
   }
 
@@ -182,11 +174,12 @@ export class Client {
    * @param {ClientEvents[Name]} value
    */
   #emit(name, value) {
-    return this.#emitter.emit(name, value, (thrown) => this.#link.platform.report(thrown))
+    this.#emitter.emit(name, value, this.#platform.report)
   }
 
   /** @param {ChronocastError} error */
   #error(error) {
-    if (!this.#emit('error', error)) this.#link.platform.report(error)
+    if (this.#emitter.has('error')) this.#emit('error', error)
+    else this.#platform.report(error)
   }
 }

@@ -22,20 +22,19 @@ export const platform = {
   report: (error) => (globalThis.reportError ?? console.error)(error),
   watch(f) {
     const { window, document } = globalThis
-    if (!window?.addEventListener || !document) return () => {}
-    const visible = () => {
-      if (document.visibilityState === 'visible') f('shown')
-    }
-    const ways = /** @type {const} */ ([
-      [document, 'visibilitychange', visible],
-      [document, 'resume', visible],
-      [window, 'pageshow', () => f('shown')],
-      [window, 'pagehide', () => f('hidden')],
-      [window, 'online', () => f('online')],
-    ])
-    for (const [target, type, listener] of ways) target.addEventListener(type, listener)
-    return () => {
-      for (const [target, type, listener] of ways) target.removeEventListener(type, listener)
-    }
+    const stop = new AbortController()
+    /**
+     * @param {EventTarget | undefined} target
+     * @param {string} type
+     * @param {() => void} listener
+     */
+    const on = (target, type, listener) => target?.addEventListener?.(type, listener, { signal: stop.signal })
+    const shown = () => document.visibilityState === 'visible' && f('shown')
+    on(document, 'visibilitychange', shown)
+    on(document, 'resume', shown)
+    on(window, 'pageshow', shown)
+    on(window, 'pagehide', () => f('hidden'))
+    on(window, 'online', () => f('online'))
+    return () => stop.abort()
   },
 }

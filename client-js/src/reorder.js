@@ -21,7 +21,7 @@
 /**
  * held ascends by offset, without repeats, and is of one epoch. While position
  * is null nothing passes and everything is held.
- * @typedef {{ readonly position: Position | null, readonly held: readonly Arrival[], readonly size: number }} Gate
+ * @typedef {{ readonly position: Position | null, readonly held: readonly Arrival[] }} Gate
  */
 
 /** @typedef {{ readonly count: number, readonly size: number }} Bounds */
@@ -42,7 +42,7 @@ export const compareEpochs = (a, b) => a.length - b.length || (a < b ? -1 : a > 
  * @param {Position | null} [position]
  * @returns {Gate}
  */
-export const gate = (position = null) => ({ position, held: [], size: 0 })
+export const gate = (position = null) => ({ position, held: [] })
 
 /**
  * start gives a gate its position and lets pass what it held for it.
@@ -51,8 +51,10 @@ export const gate = (position = null) => ({ position, held: [], size: 0 })
  * @param {Position} position
  */
 export function start(before, position) {
-  const held = before.held.filter((m) => m.epoch === position.epoch && m.offset > position.offset)
-  return release({ position, held, size: held.reduce((size, m) => size + m.size, 0) })
+  return release(
+    position,
+    before.held.filter((m) => m.epoch === position.epoch && m.offset > position.offset),
+  )
 }
 
 /**
@@ -67,69 +69,39 @@ export function start(before, position) {
  */
 export function add(before, message, bounds = BOUNDS) {
   const { position, held } = before
-  const epoch = position?.epoch ?? held[0]?.epoch ?? message.epoch
-  const order = compareEpochs(message.epoch, epoch)
-  if (order > 0) {
-    if (!position) return add(gate(), message, bounds)
-    return { gate: before, passed: [], newer: true }
+  const order = compareEpochs(message.epoch, (position ?? held[0] ?? message).epoch)
+  if (order > 0 && !position) return add(gate(), message, bounds)
+
+  let at = held.length
+  while (at && message.offset < /** @type {Arrival} */ (held[at - 1]).offset) at--
+  const last = held[at - 1] ?? position
+  if (order || (last && message.offset <= last.offset)) {
+    return { gate: before, passed: [], newer: order > 0 }
   }
-  const next = (position?.offset ?? -1) + 1
-  if (order < 0 || message.offset < next) return { gate: before, passed: [], newer: false }
-  if (position && message.offset === next) {
-    const opened = release({ ...before, position: { epoch, offset: next } })
-    return { gate: opened.gate, passed: [message, ...opened.passed], newer: false }
-  }
-  return { gate: hold(before, message, bounds), passed: [], newer: false }
+  const opened = release(position, [...held.slice(0, at), message, ...held.slice(at)], bounds)
+  return { ...opened, newer: false }
 }
 
 /**
- * hole is the first run of missing offsets as far as the gate can see, both
- * bounds exclusive, or null.
+ * release moves the position over the messages that follow it and holds the
+ * others. Over the bound the highest go: history brings them again.
  *
- * @param {Gate} gate
- */
-export function hole({ position, held }) {
-  return position && held[0] ? { after: position.offset, before: held[0].offset } : null
-}
-
-/**
- * release moves the position over the held messages that follow it.
- *
- * @param {Gate & { position: Position }} before
+ * @param {Position | null} position
+ * @param {readonly Arrival[]} messages ascending
+ * @param {Bounds} [bounds]
  * @returns {{ gate: Gate, passed: readonly Arrival[] }}
  */
-function release(before) {
-  const { epoch, offset } = before.position
-  const passed = []
-  let { size } = before
-  for (const m of before.held) {
-    if (m.offset !== offset + passed.length + 1) break
-    passed.push(m)
-    size -= m.size
+function release(position, messages, bounds = BOUNDS) {
+  let n = 0
+  while (position && messages[n]?.offset === position.offset + 1) {
+    position = { epoch: position.epoch, offset: position.offset + 1 }
+    n++
   }
-  if (!passed.length) return { gate: before, passed }
-  const position = { epoch, offset: offset + passed.length }
-  return { gate: { position, held: before.held.slice(passed.length), size }, passed }
-}
-
-/**
- * hold keeps a message that is early. Over the bound the highest go: history
- * brings them again.
- *
- * @param {Gate} before
- * @param {Arrival} message
- * @param {Bounds} bounds
- * @returns {Gate}
- */
-function hold(before, message, bounds) {
-  const held = [...before.held]
-  let at = held.length
-  while (at && /** @type {Arrival} */ (held[at - 1]).offset > message.offset) at--
-  if (held[at - 1]?.offset === message.offset) return before
-  held.splice(at, 0, message)
-  let size = before.size + message.size
-  while (held.length > bounds.count || size > bounds.size) {
-    size -= /** @type {Arrival} */ (held.pop()).size
+  let size = 0
+  let end = n
+  for (; end < messages.length && end - n < bounds.count; end++) {
+    size += /** @type {Arrival} */ (messages[end]).size
+    if (size > bounds.size) break
   }
-  return { position: before.position, held, size }
+  return { gate: { position, held: messages.slice(n, end) }, passed: messages.slice(0, n) }
 }

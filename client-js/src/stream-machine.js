@@ -22,7 +22,7 @@
  * history, which ends in messages or in a reset.
  */
 
-import { add, compareEpochs, gate, hole, start } from './reorder.js'
+import { add, compareEpochs, gate, start } from './reorder.js'
 
 /** @typedef {import('./reorder.js').Position} Position */
 /** @typedef {import('./reorder.js').Arrival} Arrival */
@@ -51,14 +51,14 @@ import { add, compareEpochs, gate, hole, start } from './reorder.js'
  * @typedef {{ now: number, random: number }} Moment
  * @typedef {Moment & (
  *     { type: 'open', asked: boolean }
- *   | { type: 'confirm', epoch: string, offset: number, head?: number }
- *   | ({ type: 'message' } & Arrival)
- *   | { type: 'head', epoch: string, offset: number }
+ *   | { type: 'confirm', at: Position, head: number }
+ *   | { type: 'message', message: Arrival }
+ *   | { type: 'head', at: Position }
  *   | { type: 'replayed' }
  *   | { type: 'reset', reason: string, epoch: string, first: number, offset: number }
  *   | { type: 'down' }
  *   | { type: 'tick' }
- *   | { type: 'pause', position: Position | null }
+ *   | { type: 'pause', at: Position | null }
  *   | { type: 'unpause' }
  *   | { type: 'close' }
  * )} Event
@@ -83,14 +83,14 @@ import { add, compareEpochs, gate, hole, start } from './reorder.js'
  */
 
 /**
- * request: ask for what follows the position; exact when the answer to this
- * very position matters, again when an earlier request brought nothing.
+ * request: ask for what follows the position; doubt holds the very position
+ * when the answer to it matters, again: an earlier request brought nothing.
  * @typedef {{ type: 'deliver', messages: readonly Arrival[] }
  *   | { type: 'state', value: Name }
  *   | { type: 'gap', value: Gap }
  *   | { type: 'recovered', value: Recovered }
  *   | { type: 'reset', value: Reset }
- *   | { type: 'request', exact: boolean, again: boolean }
+ *   | { type: 'request', doubt: Position | null, again: boolean }
  *   | { type: 'stuck' }} Effect
  */
 
@@ -141,29 +141,43 @@ export function step(before, event) {
   const effects = []
   if (before.name === 'closed') return { state: before, effects }
   const s = { ...before }
+  const { now, type } = event
   const { position } = s.gate
 
   /** @param {Name} name */
   const enter = (name) => {
     if (s.name !== name) effects.push({ type: 'state', value: (s.name = name) })
   }
-  const ask = () => {
-    s.tries++
-    s.mark = /** @type {Position} */ (s.gate.position).offset
-    s.wake = event.now + Math.min(REQUEST_DEADLINE_MAX, REQUEST_DEADLINE * 2 ** (s.tries - 1)) * (0.5 + event.random)
-    effects.push({ type: 'request', exact: s.doubt, again: s.tries > 1 })
+  const calm = () => {
+    s.tries = 0
+    s.wake = null
   }
   /**
-   * hear takes note of what the server says the head is.
-   * @param {string} epoch
-   * @param {number} offset
+   * place puts the gate at a position where nothing is known to be missing.
+   * @param {Position | null} at
    */
-  const hear = (epoch, offset) => {
+  const place = (at) => {
+    s.gate = gate(at)
+    s.head = at?.offset ?? 0
+    s.doubt = false
+    calm()
+  }
+  const ask = () => {
     const at = /** @type {Position} */ (s.gate.position)
-    if (epoch !== at.epoch) s.doubt = true
+    s.mark = at.offset
+    s.wake = now + Math.min(REQUEST_DEADLINE_MAX, REQUEST_DEADLINE * 2 ** s.tries) * (0.5 + event.random)
+    effects.push({ type: 'request', doubt: s.doubt ? at : null, again: s.tries++ > 0 })
+  }
+  /**
+   * hear takes note of what the server says exists.
+   * @param {Position} at
+   */
+  const hear = ({ epoch, offset }) => {
+    const mine = /** @type {Position} */ (s.gate.position)
+    if (epoch !== mine.epoch) s.doubt = true
     else {
       s.head = Math.max(s.head, offset)
-      if (offset >= at.offset) s.doubt = false
+      if (offset >= mine.offset) s.doubt = false
     }
   }
   /** @param {{ gate: Gate, passed: readonly Arrival[] }} opened */
@@ -180,8 +194,7 @@ export function step(before, event) {
     const at = s.gate.position
     if (!s.up || !at) return
     if (!behind(s)) {
-      s.wake = null
-      s.tries = 0
+      calm()
       enter('live')
       const from = s.since
       if (from) effects.push({ type: 'recovered', value: { from, to: at, count: at.offset - from.offset } })
@@ -194,15 +207,15 @@ export function step(before, event) {
       enter(s.doubt ? 'resuming' : 'gap')
       s.since = at
       if (!s.doubt) {
-        const before = hole(s.gate)?.before ?? s.head + 1
-        effects.push({ type: 'gap', value: { epoch: at.epoch, after: at.offset, before } })
+        const { epoch, offset } = at
+        effects.push({ type: 'gap', value: { epoch, after: offset, before: s.gate.held[0]?.offset ?? s.head + 1 } })
       }
     }
-    if (!patience) ask()
-    else s.wake ??= event.now + patience
+    if (patience) s.wake ??= now + patience
+    else ask()
   }
 
-  switch (event.type) {
+  switch (type) {
     case 'open':
       s.up = false
       s.asked = event.asked
@@ -212,49 +225,50 @@ export function step(before, event) {
       break
 
     case 'confirm': {
-      const { epoch, offset, head = offset } = event
-      const first = !s.up
+      const { at, head } = event
+      const again = s.up
       s.up = true
       if (!position) {
-        const at = { epoch, offset: s.fromStart ? 0 : offset }
+        const begin = s.fromStart ? { ...at, offset: 0 } : at
         s.head = Math.max(head, s.gate.held.at(-1)?.offset ?? 0)
-        pass(start(s.gate, at))
-        if (s.fromStart && behind(s)) s.since = at
+        pass(start(s.gate, begin))
+        if (s.fromStart && behind(s)) s.since = begin
         settle(0)
         break
       }
-      hear(epoch, head)
-      if (first && epoch === position.epoch && head < s.floor) s.doubt = true
-      if (first && s.asked) {
+      hear({ epoch: at.epoch, offset: head })
+      if (!again && head < s.floor) s.doubt = true
+      if (!again && s.asked) {
         s.tries = 1
         s.mark = position.offset
-        settle(REQUEST_DEADLINE)
-      } else settle(first ? 0 : GAP_DELAY)
+      }
+      settle(again ? GAP_DELAY : s.asked ? REQUEST_DEADLINE : 0)
       break
     }
 
     case 'message': {
-      const { epoch, offset } = event
-      if (position && compareEpochs(epoch, position.epoch) < 0) break
-      if (position) hear(epoch, offset)
-      if (!s.paused || !position) pass(add(s.gate, event))
+      const { message } = event
+      if (position) {
+        if (compareEpochs(message.epoch, position.epoch) < 0) break
+        hear(message)
+      }
+      if (!s.paused || !position) pass(add(s.gate, message))
       settle(GAP_DELAY)
       break
     }
 
     case 'head':
       if (!position) break
-      hear(event.epoch, event.offset)
+      hear(event.at)
       settle(GAP_DELAY)
       break
 
     case 'replayed':
-      // Everything asked for has been sent. What is still missing was lost.
-      if (s.up && !s.paused && position && behind(s) && s.tries) {
-        if (position.offset > s.mark) s.tries = 1
-        s.mark = position.offset
-        s.wake = Math.min(s.wake ?? Infinity, event.now + GAP_DELAY * s.tries)
-      }
+      // All that was asked for has been sent. What is still missing was lost.
+      if (!s.tries || !position) break
+      if (position.offset > s.mark) s.tries = 1
+      s.mark = position.offset
+      s.wake = Math.min(s.wake ?? Infinity, now + GAP_DELAY * s.tries)
       break
 
     case 'reset': {
@@ -263,64 +277,54 @@ export function step(before, event) {
       const lost =
         epoch !== position.epoch ||
         (reason === 'trimmed' && position.offset + 1 < first) ||
-        (reason === 'ahead' && position.offset > offset)
+        (reason === 'ahead' && position.offset > offset && (s.doubt || !s.up))
       if (!lost) {
-        // It was meant for another handle; the wire goes on from the head for all.
-        hear(epoch, offset)
+        // Another handle's word. The wire goes on from the head for all of us.
+        hear(event)
         settle(GAP_DELAY)
         break
       }
       const at = { epoch, offset: s.fromStart ? Math.max(0, first - 1) : offset }
-      s.gate = gate(at)
+      place(at)
       s.head = offset
-      s.doubt = false
-      s.since = null
-      s.tries = 0
-      s.wake = null
       s.up = true
+      s.since = behind(s) ? at : null
       enter('reset')
       effects.push({ type: 'reset', value: { reason, epoch, first, offset, from: position } })
-      if (behind(s)) s.since = at
       settle(0)
       break
     }
 
     case 'down':
-      // Held messages and the head were words of a socket that is gone.
-      s.gate = gate(position)
-      s.head = position?.offset ?? 0
-      s.doubt = false
+      // What was held and what the head was are words of a socket that is gone.
+      place(position)
       s.up = false
-      s.wake = null
-      s.tries = 0
-      if (s.name !== 'idle') {
-        s.since ??= position
-        enter('suspended')
-      }
+      if (s.name === 'idle') break
+      s.since ??= position
+      enter('suspended')
       break
 
     case 'tick':
-      if (s.wake === null || event.now < s.wake) break
+      if (s.wake === null || now < s.wake) break
       s.wake = null
-      if (!s.up || s.paused || !position || !behind(s)) break
+      if (!position || !behind(s)) break
       if (s.tries && position.offset > s.mark) {
         // It is coming: give it the time of a first request.
         s.tries = 1
         s.mark = position.offset
-        s.wake = event.now + REQUEST_DEADLINE
+        s.wake = now + REQUEST_DEADLINE
       } else if (s.tries < REQUEST_TRIES) ask()
       else effects.push({ type: 'stuck' })
       break
 
     case 'pause':
       s.paused = true
-      s.wake = null
-      s.tries = 0
-      if (event.position) {
-        const at = event.position
-        s.gate = gate(at)
-        if (position) hear(position.epoch, position.offset)
-        if (s.since) s.since = at
+      s.asked = false
+      calm()
+      if (event.at) {
+        s.gate = gate(event.at)
+        if (position) hear(position)
+        if (s.since) s.since = event.at
       }
       break
 
@@ -330,7 +334,7 @@ export function step(before, event) {
       break
 
     case 'close':
-      s.wake = null
+      calm()
       s.gate = gate(position)
       enter('closed')
   }

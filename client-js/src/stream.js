@@ -63,7 +63,7 @@ export class Handle {
   get position() {
     let slowest = this.handed ?? this.state.gate.position
     for (const { queue } of this.loops) {
-      const next = queue[0]
+      const next = queue[0]?.message
       if (next && (slowest?.epoch !== next.epoch || slowest.offset >= next.offset)) {
         slowest = { epoch: next.epoch, offset: next.offset - 1 }
       }
@@ -82,11 +82,9 @@ export class Handle {
    * @param {Timeless<MachineEvent>} event
    */
   step(event) {
-    const { now, random } = this.subscription.link.platform
-    const { state, effects } = step(
-      this.state,
-      /** @type {MachineEvent} */ ({ ...event, now: now(), random: random() }),
-    )
+    const { platform } = this.subscription.connection
+    const moment = { now: platform.now(), random: platform.random() }
+    const { state, effects } = step(this.state, { ...event, ...moment })
     this.state = state
     this.#effects.push(...effects)
     if (this.#running) return
@@ -103,10 +101,10 @@ export class Handle {
         this.#deliver(effect.messages)
         break
       case 'request':
-        this.subscription.request(this, effect.exact, effect.again)
+        this.subscription.request(effect)
         break
       case 'stuck':
-        this.error(new ChronocastError('stuck', 'missing messages do not come: subscribing anew'))
+        this.error(new ChronocastError('stuck', 'what is missing does not come: subscribing anew'))
         this.subscription.renew()
         break
       default:
@@ -131,13 +129,15 @@ export class Handle {
     subscription.at = outer
   }
 
+  /** taken says whether anybody takes messages. */
+  get taken() {
+    return this.emitter.has('message') || this.loops.size > 0
+  }
+
   /** repause pauses while nobody takes messages or a loop has enough waiting. */
   repause() {
-    if (this.closed) return
-    const paused =
-      !(this.emitter.count('message') || this.loops.size) || [...this.loops].some((loop) => loop.full)
-    if (paused === this.state.paused) return
-    this.step(paused ? { type: 'pause', position: this.handed } : { type: 'unpause' })
+    const paused = !this.taken || [...this.loops].some((loop) => loop.full)
+    if (paused !== this.state.paused) this.step(paused ? { type: 'pause', at: this.handed } : { type: 'unpause' })
   }
 
   /** @param {ChronocastError} [error] */
@@ -156,25 +156,28 @@ export class Handle {
    * @param {StreamEvents[Name]} value
    */
   emit(name, value) {
-    return this.emitter.emit(name, value, (thrown) => {
-      if (name === 'error') this.subscription.link.error(/** @type {ChronocastError} */ (value), thrown)
-      else this.error(new ChronocastError('handler', `a ${name} listener threw: ${thrown}`, thrown))
+    this.emitter.emit(name, value, (thrown) => {
+      const error = new ChronocastError('handler', `a listener for ${name} threw: ${thrown}`, thrown)
+      if (name === 'error') this.subscription.host.error(error)
+      else this.error(error)
     })
   }
 
   /** @param {ChronocastError} error */
   error(error) {
-    if (!this.emit('error', error)) this.subscription.link.error(error)
+    if (this.emitter.has('error')) this.emit('error', error)
+    else this.subscription.host.error(error)
   }
 }
 
 /** Loop is one `for await` over a stream. */
 class Loop {
-  /** @type {(Message & { size: number })[]} */
+  /** @type {{ message: Message, size: number }[]} */
   queue = []
+  /** enough is waiting; until all of it is taken */
   full = false
   #size = 0
-  /** @type {{ resolve: (result: IteratorResult<Message, undefined>) => void, reject: (error: unknown) => void }[]} */
+  /** @type {(() => void)[]} */
   #waiting = []
   #done = false
   /** @type {ChronocastError | undefined} */
@@ -183,8 +186,8 @@ class Loop {
   /** @param {Handle} handle */
   constructor(handle) {
     this.handle = handle
-    if (handle.closed) this.#done = true
-    else handle.loops.add(this)
+    this.#done = handle.closed
+    handle.loops.add(this)
     handle.repause()
   }
 
@@ -193,42 +196,41 @@ class Loop {
    * @param {number} size
    */
   push(message, size) {
-    const taker = this.#waiting.shift()
-    if (taker) return taker.resolve({ done: false, value: message })
-    this.queue.push({ ...message, size })
+    this.queue.push({ message, size })
     this.#size += size
-    if (this.queue.length >= QUEUE.count || this.#size >= QUEUE.size) this.full = true
+    this.full ||= this.queue.length >= QUEUE.count || this.#size >= QUEUE.size
+    this.#wake()
+  }
+
+  #wake() {
+    for (const go of this.#waiting.splice(0)) go()
   }
 
   /** @returns {Promise<IteratorResult<Message, undefined>>} */
-  next() {
+  async next() {
+    while (!this.queue.length && !this.#done) await new Promise((go) => this.#waiting.push(() => go(0)))
     const first = this.queue.shift()
     if (first) {
-      const { size, ...value } = first
-      this.#size -= size
-      if (!this.queue.length && this.full) {
-        this.full = false
-        this.handle.repause()
-      }
-      return Promise.resolve({ done: false, value })
+      this.#size -= first.size
+      this.full &&= this.queue.length > 0
+      this.handle.repause()
+      return { done: false, value: first.message }
     }
-    if (!this.#done) return new Promise((resolve, reject) => this.#waiting.push({ resolve, reject }))
     const error = this.#error
     this.#error = undefined
-    return error ? Promise.reject(error) : Promise.resolve({ done: true, value: undefined })
+    if (error) throw error
+    return { done: true, value: undefined }
   }
 
   /** @returns {Promise<IteratorResult<Message, undefined>>} */
-  return() {
+  async return() {
     const { handle } = this
-    const { position } = handle
-    const left = this.queue.length
+    const at = this.queue.length ? handle.position : null
     this.end()
-    if (left && !handle.closed && !handle.loops.size && !handle.emitter.count('message')) {
-      // Nobody else takes messages: who comes next finds what this loop left.
-      handle.step({ type: 'pause', position })
-    } else handle.repause()
-    return Promise.resolve({ done: true, value: undefined })
+    // When nobody else takes messages, who comes next finds what this loop left.
+    if (at && !handle.taken) handle.step({ type: 'pause', at })
+    handle.repause()
+    return { done: true, value: undefined }
   }
 
   /**
@@ -237,15 +239,10 @@ class Loop {
    */
   end(error) {
     this.#done = true
+    this.#error = error
     this.handle.loops.delete(this)
     if (!error) this.queue = []
-    const waiting = this.#waiting
-    this.#waiting = []
-    if (error && !waiting.length) this.#error = error
-    for (const { resolve, reject } of waiting) {
-      if (error) reject(error)
-      else resolve({ done: true, value: undefined })
-    }
+    this.#wake()
   }
 
   [Symbol.asyncIterator]() {

@@ -9,15 +9,10 @@ import { Handle } from './stream.js'
 /** @typedef {import('./frames.js').Frame} Frame */
 
 /**
- * Link is what a subscription needs of its client.
- * @typedef {object} Link
- * @property {import('./platform.js').Platform} platform
- * @property {number} maxDelay
- * @property {boolean} up commands can be sent
- * @property {(text: string) => void} send
- * @property {() => void} restart gives up this socket for a new one
- * @property {(subscription: Subscription) => void} forget
- * @property {(error: ChronocastError, thrown?: unknown) => void} error
+ * Host is what a subscription tells its client.
+ * @typedef {object} Host
+ * @property {() => void} idle it is neither used nor on the wire any more
+ * @property {(error: ChronocastError) => void} error an error that no stream listens for
  */
 
 /** First wait for the answer to a subscribe; grows with each further one. */
@@ -41,35 +36,36 @@ export class Subscription {
 
   /** @type {'none' | 'asked' | 'confirmed'} */
   #wire = 'none'
-  /** subscribes of this socket that have no answer yet */
-  #open = 0
   #attempt = 0
-  /** @type {number | null} */
+  /** @type {number | null} when to ask again for a confirmation */
   #retryAt = null
   /** @type {Position | null} newest position the server told of on this socket */
   #known = null
-  /** @type {Position | null} newest one handed over */
-  #told = null
-  /** @type {Position | null} what a request under way asks from */
+  /** @type {Position | null} where a request under way begins */
   #pending = null
   #wanted = false
   #again = false
-  /** @type {Set<Handle>} */
-  #doubtful = new Set()
-  /** 0 when nothing is being dispatched */
+  /** @type {Position[]} */
+  #doubts = []
+  /** depth of the calls that end in one flush */
   #depth = 0
   /** @type {unknown} */
   #timer
-  /** @type {number | null} */
-  #timerAt = null
+  #timerAt = Infinity
 
   /**
-   * @param {Link} link
    * @param {string} name
+   * @param {import('./connection.js').Connection} connection
+   * @param {Host} host
    */
-  constructor(link, name) {
-    this.link = link
+  constructor(name, connection, host) {
     this.name = name
+    this.connection = connection
+    this.host = host
+  }
+
+  get #up() {
+    return this.connection.state === 'connected'
   }
 
   /**
@@ -81,13 +77,14 @@ export class Subscription {
   open(after) {
     const handle = new Handle(this, after)
     this.handles.add(handle)
-    const at = this.at ?? this.#known
-    this.#dispatch(() => {
-      if (!this.link.up) return
+    this.#gather(() => {
+      if (!this.#up) return
       if (this.#wire === 'none') return this.#subscribe()
       handle.step({ type: 'open', asked: false })
-      if (this.#wire === 'confirmed' && at && this.#known) {
-        handle.step({ type: 'confirm', ...at, head: at.epoch === this.#known.epoch ? this.#known.offset : at.offset })
+      const known = this.#known
+      if (this.#wire === 'confirmed' && known) {
+        const at = this.at?.epoch === known.epoch ? this.at : known
+        handle.step({ type: 'confirm', at, head: known.offset })
       }
     })
     return handle
@@ -102,185 +99,159 @@ export class Subscription {
   close(handle) {
     this.handles.delete(handle)
     this.flush()
-    if (!this.handles.size) queueMicrotask(() => this.#leave())
-  }
-
-  #leave() {
-    if (this.handles.size) return
-    if (this.#wire !== 'none' && this.link.up) this.link.send(encode('unsubscribe', this.name))
-    this.#wire = 'none'
-    this.#pending = this.#retryAt = null
-    this.flush()
-    // Kept while an answer is due, which would otherwise be taken for that of a later subscription.
-    if (!this.#open || !this.link.up) this.link.forget(this)
+    queueMicrotask(() => {
+      if (this.handles.size) return
+      if (this.#wire !== 'none') this.#send('unsubscribe')
+      this.#off()
+    })
   }
 
   up() {
-    this.#dispatch(() => this.#subscribe())
+    this.#gather(() => this.#subscribe())
   }
 
   down() {
-    this.#wire = 'none'
-    this.#open = this.#attempt = 0
-    this.#known = this.#told = this.#pending = this.#retryAt = null
-    this.#dispatch(() => this.#each({ type: 'down' }))
-    if (!this.handles.size) this.link.forget(this)
+    this.#gather(() => {
+      this.#each({ type: 'down' })
+      this.#off()
+    })
   }
 
   /** renew subscribes from scratch on the same socket. */
   renew() {
-    if (!this.link.up || this.#wire === 'none') return
-    this.link.send(encode('unsubscribe', this.name))
-    this.#attempt = 0
-    this.#dispatch(() => {
+    if (this.#wire === 'none') return
+    this.#send('unsubscribe')
+    this.#gather(() => {
       this.#each({ type: 'down' })
       this.#subscribe()
     })
   }
 
+  #off() {
+    this.#wire = 'none'
+    this.#known = this.#pending = this.#retryAt = null
+    if (!this.handles.size) this.host.idle()
+  }
+
   /** @param {Frame} frame */
   receive(frame) {
-    this.#dispatch(() => {
+    this.#gather(() => {
       switch (frame.type) {
         case 'messages':
-          for (const m of frame.messages) {
-            this.#note(m)
-            for (const handle of this.handles) handle.step({ type: 'message', ...m })
-            this.#told = { epoch: m.epoch, offset: m.offset }
+          for (const message of frame.messages) {
+            this.#note(message)
+            for (const handle of this.handles) handle.step({ type: 'message', message })
           }
           break
-        case 'confirm':
-          this.#confirm(frame.heads.get(this.name))
+        case 'confirm_subscription':
+          for (const [stream, at] of frame.heads) if (stream === this.name) this.#confirm(at)
           break
-        case 'ping':
-          this.head(frame.heads.get(this.name))
-          break
-        case 'replayed':
+        case 'confirm_history':
           this.#pending = null
-          this.#each(frame)
+          this.#each({ type: 'replayed' })
           break
         case 'reset':
           this.#pending = null
-          this.#known = { epoch: frame.epoch, offset: frame.offset }
-          this.#each(frame)
+          if (this.#note(frame)) this.#each(frame)
           break
-        case 'reject':
-          this.#refused(frame.reason, 'the server refused the subscription: ' + frame.reason)
+        case 'reject_subscription':
+          this.#refused(frame.reason, PASSING.includes(frame.reason))
           break
         case 'error':
-          if (frame.command === 'subscribe') this.#refused(frame.reason, frame.message || frame.reason, true)
-          else {
-            this.#pending = null
-            this.#fail(new ChronocastError(frame.reason, frame.message || frame.reason))
-          }
+          if (frame.command === 'subscribe') this.#refused(frame.reason, true, frame.message)
+          else this.#fail(frame.reason, frame.message)
       }
     })
   }
 
-  /** @param {Position} [at] */
+  /** @param {Position} at */
   head(at) {
-    if (!at) return
-    this.#note(at)
-    this.#each({ type: 'head', ...at })
+    this.#gather(() => {
+      if (this.#note(at)) this.#each({ type: 'head', at })
+    })
   }
 
-  /** @param {Position} [at] */
+  /** @param {Position} at */
   #confirm(at) {
-    if (!at) return
-    if (this.#open) this.#open--
-    if (this.#wire === 'none') {
-      if (!this.handles.size && !this.#open) this.link.forget(this)
-      return
-    }
+    if (this.#wire === 'none') return
     this.#wire = 'confirmed'
     this.#attempt = 0
     this.#retryAt = null
-    this.#note(at)
-    // A late answer to an earlier subscribe lies before what has been handed over since.
-    const told = this.#told
-    const from = told && told.epoch === at.epoch && told.offset > at.offset ? told : at
-    this.#each({ type: 'confirm', ...from })
+    if (!this.#note(at)) at = /** @type {Position} */ (this.#known)
+    this.#each({ type: 'confirm', at, head: at.offset })
   }
 
   /**
    * @param {string} reason
-   * @param {string} message
-   * @param {boolean} [passing]
+   * @param {boolean} passing it is worth trying again
+   * @param {string} [message]
    */
-  #refused(reason, message, passing = PASSING.includes(reason)) {
-    if (this.#open) this.#open--
-    if (this.#wire === 'none') return
+  #refused(reason, passing, message = 'the server refuses: ' + reason) {
     if (passing) {
-      this.#wire = 'asked'
-      this.#retry()
-      this.#fail(new ChronocastError(reason, message))
-      return
+      // The next try is under way already. An answer is no sign of a broken socket.
+      this.#attempt = Math.min(this.#attempt, CONFIRM_TRIES - 2)
+      return this.#fail(reason, message)
     }
     this.#wire = 'none'
     this.#retryAt = null
     for (const handle of [...this.handles]) handle.close(new ChronocastError('rejected', message, reason))
   }
 
-  /** @param {ChronocastError} error */
-  #fail(error) {
-    for (const handle of [...this.handles]) handle.error(error)
+  /**
+   * @param {string} code
+   * @param {string} message
+   */
+  #fail(code, message) {
+    for (const handle of [...this.handles]) handle.error(new ChronocastError(code, message))
   }
 
   #subscribe() {
-    const lowest = this.#lowest((handle) => !handle.state.paused)
-    this.#wire = 'asked'
-    this.#pending = lowest
-    this.#send(lowest)
+    this.#attempt = 0
+    this.#pending = this.#ask()
     for (const handle of this.handles) {
-      const { position } = handle.state.gate
-      handle.step({ type: 'open', asked: !!lowest && lowest.epoch === position?.epoch && !handle.state.paused })
+      const { paused, gate } = handle.state
+      handle.step({ type: 'open', asked: !paused && !!gate.position && gate.position.epoch === this.#pending?.epoch })
     }
   }
 
-  /** @param {Position | null} after */
-  #send(after) {
-    this.#open++
-    this.link.send(encode('subscribe', this.name, after))
-    this.#retry()
-  }
-
-  #retry() {
-    const { now, random } = this.link.platform
-    const wait = CONFIRM_DEADLINE / 2 + backoff(this.#attempt++, random(), CONFIRM_DEADLINE, this.link.maxDelay)
-    this.#retryAt = now() + wait
+  /** ask sends the subscribe, and will again until it is answered. */
+  #ask() {
+    const { platform, options } = this.connection
+    const lowest = this.#lowest(({ state }) => !state.paused)
+    this.#wire = 'asked'
+    this.#send('subscribe', lowest)
+    this.#retryAt =
+      platform.now() +
+      CONFIRM_DEADLINE / 2 +
+      backoff(this.#attempt++, platform.random(), CONFIRM_DEADLINE, options.maxDelay)
+    return lowest
   }
 
   /**
    * request is a handle's wish for what follows its position.
-   *
-   * @param {Handle} handle
-   * @param {boolean} exact the answer to this very position matters
-   * @param {boolean} again an earlier request brought nothing
+   * @param {{ doubt: Position | null, again: boolean }} wish
    */
-  request(handle, exact, again) {
-    if (exact) this.#doubtful.add(handle)
+  request({ doubt, again }) {
     this.#wanted = true
-    this.#again ||= again || exact
+    this.#again ||= again
+    if (doubt) this.#doubts.push(doubt)
   }
 
   /** flush sends what was wished for and sets the timer, once all handles have been served. */
   flush() {
     if (this.#depth) return
-    if (this.#wanted && this.link.up && this.#wire === 'confirmed') {
-      for (const handle of this.#doubtful) {
-        const { position } = handle.state.gate
-        if (handle.state.doubt && position) this.link.send(encode('history', this.name, position))
-      }
-      const lowest = this.#lowest(({ state }) => state.up && !state.paused && !state.doubt && behind(state))
-      const pending = this.#pending
-      const covered = !this.#again && pending?.epoch === lowest?.epoch && pending && lowest && pending.offset <= lowest.offset
-      if (lowest && !covered) {
+    if (this.#wanted && this.#wire === 'confirmed') {
+      for (const position of this.#doubts) this.#send('history', position)
+      // A request moves the wire for all handles, so that after one for a doubt the others are in need again.
+      const lowest = this.#lowest(({ state }) => !state.paused && !state.doubt && behind(state))
+      const pending = this.#doubts.length || this.#again ? null : this.#pending
+      if (lowest && !(pending?.epoch === lowest.epoch && pending.offset <= lowest.offset)) {
         this.#pending = lowest
-        this.link.send(encode('history', this.name, lowest))
+        this.#send('history', lowest)
       }
     }
     this.#wanted = this.#again = false
-    this.#doubtful.clear()
+    this.#doubts = []
     this.#schedule()
   }
 
@@ -296,16 +267,31 @@ export class Subscription {
     for (const handle of this.handles) {
       const { position } = handle.state.gate
       if (!position || !want(handle)) continue
-      const order = lowest ? compareEpochs(position.epoch, lowest.epoch) : 1
-      if (order > 0 || (!order && lowest && position.offset < lowest.offset)) lowest = position
+      const order = lowest ? compareEpochs(position.epoch, lowest.epoch) || lowest.offset - position.offset : 1
+      if (order > 0) lowest = position
     }
     return lowest
   }
 
-  /** @param {Position} at */
+  /**
+   * note keeps the newest position the server told of. It returns false for one
+   * of an earlier epoch: that word is older than others heard on this socket.
+   *
+   * @param {Position} at
+   */
   #note({ epoch, offset }) {
-    const order = this.#known ? compareEpochs(epoch, this.#known.epoch) : 1
-    if (order > 0 || (!order && offset > (this.#known?.offset ?? 0))) this.#known = { epoch, offset }
+    const known = this.#known
+    const order = known ? compareEpochs(epoch, known.epoch) : 1
+    if (order > 0 || (!order && known && offset > known.offset)) this.#known = { epoch, offset }
+    return order >= 0
+  }
+
+  /**
+   * @param {Parameters<typeof encode>[0]} command
+   * @param {Position | null} [after]
+   */
+  #send(command, after) {
+    this.connection.send(encode(command, this.name, after))
   }
 
   /** @param {Parameters<Handle['step']>[0]} event */
@@ -314,39 +300,32 @@ export class Subscription {
   }
 
   /** @param {() => void} work */
-  #dispatch(work) {
+  #gather(work) {
     this.#depth++
-    try {
-      work()
-    } finally {
-      this.#depth--
-    }
+    work()
+    this.#depth--
     this.flush()
   }
 
   #schedule() {
-    /** @type {number | null} */
-    let at = this.handles.size ? this.#retryAt : null
-    for (const { state } of this.handles) {
-      if (state.wake !== null && (at === null || state.wake < at)) at = state.wake
-    }
+    const { platform } = this.connection
+    const at = Math.min(this.#retryAt ?? Infinity, ...[...this.handles].map(({ state }) => state.wake ?? Infinity))
     if (at === this.#timerAt) return
-    const { platform } = this.link
-    if (this.#timerAt !== null) platform.clearTimeout(this.#timer)
+    platform.clearTimeout(this.#timer)
     this.#timerAt = at
-    if (at !== null) this.#timer = platform.setTimeout(() => this.#tick(), Math.max(0, at - platform.now()))
+    if (at < Infinity) this.#timer = platform.setTimeout(() => this.#tick(), at - platform.now())
   }
 
   #tick() {
-    this.#timerAt = null
-    const now = this.link.platform.now()
-    this.#dispatch(() => {
+    this.#timerAt = Infinity
+    this.#gather(() => {
       this.#each({ type: 'tick' })
-      if (this.#retryAt === null || now < this.#retryAt || !this.link.up) return
-      if (this.#attempt > CONFIRM_TRIES) {
-        this.#fail(new ChronocastError('unanswered', 'the server does not answer a subscription: connecting anew'))
-        this.link.restart()
-      } else this.#send(this.#lowest(({ state }) => !state.paused))
+      if (this.connection.platform.now() < (this.#retryAt ?? Infinity)) return
+      if (this.#attempt <= CONFIRM_TRIES) this.#ask()
+      else {
+        this.#fail('unanswered', 'a subscribe is not answered: connecting anew')
+        this.connection.restart()
+      }
     })
   }
 }
