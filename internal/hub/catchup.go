@@ -109,8 +109,8 @@ type place struct {
 	turns, life uint64
 	epoch       protocol.Epoch
 	after       uint64
-	first       uint64 // lowest offset kept, when asked of the log
 	replayTo    uint64
+	owing       bool // a frame is due right after replayTo
 }
 
 // pay pushes the frames that are owed here.
@@ -142,7 +142,7 @@ func (c *Subscription) pay() (from place, out outcome, done bool) {
 	}
 	return place{
 		turns: c.turns, life: c.life, epoch: c.cursor.Epoch,
-		after: c.cursor.Offset, replayTo: c.replayTo,
+		after: c.cursor.Offset, replayTo: c.replayTo, owing: len(c.done) > 0,
 	}, settled, false
 }
 
@@ -168,6 +168,9 @@ func (c *Subscription) fromWindow(from place) (msgs []protocol.Message, ask, don
 
 // push encodes and pushes the messages as far as there is room.
 func (c *Subscription) push(from place, msgs []protocol.Message) (out outcome, done bool) {
+	if left := from.replayTo - from.after; from.owing && left < uint64(len(msgs)) {
+		msgs = msgs[:left]
+	}
 	for len(msgs) > 0 {
 		var frames [][]byte
 		n, size, one, oneN := 0, 0, 0, 0

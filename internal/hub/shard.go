@@ -158,6 +158,7 @@ type pass struct {
 	members   []*Subscription // nil between passes
 	next      int             // index of the first not yet served
 	took      time.Duration
+	cut       bool // more was pending than one pass takes
 
 	group   *group // whose frames these are
 	frames  [][]byte
@@ -191,9 +192,9 @@ func (s *stream) turn() {
 		s.sh.enqueue(s)
 		return
 	}
-	took := p.took
+	took, cut := p.took, p.cut
 	*p = pass{}
-	if took > restOver {
+	if took > restOver && !cut {
 		s.sh.rest(s, min(took, restMax))
 		return
 	}
@@ -228,6 +229,7 @@ func (s *stream) beginPass() bool {
 		life: s.life, epoch: s.tail.Head().Epoch,
 		after: s.fanned, to: msgs[n-1].Offset, msgs: msgs,
 		members: s.membersLocked(),
+		cut:     s.pending != nil,
 	}
 	s.fanned = s.pass.to
 	return true
