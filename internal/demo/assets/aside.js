@@ -19,7 +19,7 @@ function setUpTheme() {
   const show = () => ($('theme-name').textContent = root.dataset.theme ?? 'auto')
   show()
   $('theme').addEventListener('click', () => {
-    const next = THEMES[(THEMES.indexOf(root.dataset.theme ?? 'auto') + 1) % THEMES.length]
+    const next = THEMES[(THEMES.indexOf(root.dataset.theme ?? 'auto') + 1) % THEMES.length] ?? 'auto'
     if (next === 'auto') delete root.dataset.theme
     else root.dataset.theme = next
     try {

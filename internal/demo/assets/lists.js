@@ -60,7 +60,7 @@ export class FrameLog {
  * follow each other share a line, whose text is told anew each time.
  */
 export class EventList {
-  /** @type {{ topic: string, item: HTMLLIElement, text: HTMLElement } | null} */
+  /** @type {{ topic: string, item: HTMLLIElement, time: HTMLElement, words: HTMLElement } | null} */
   #last = null
 
   /** @param {HTMLElement} list */
@@ -76,8 +76,10 @@ export class EventList {
    */
   add(tone, text, seconds, topic = '') {
     if (topic && this.#last?.topic === topic) {
-      this.#last.item.className = tone
-      this.#last.text.textContent = text
+      const { item, time, words } = this.#last
+      item.className = tone
+      time.textContent = seconds
+      words.textContent = text
       return
     }
     const item = document.createElement('li')
@@ -90,12 +92,7 @@ export class EventList {
     item.append(time, words)
     this.list.prepend(item)
     while (this.list.childElementCount > EVENTS) this.list.lastElementChild?.remove()
-    this.#last = { topic, item, text: words }
-  }
-
-  /** turn ends the topic: the next event has a line of its own. */
-  turn() {
-    this.#last = null
+    this.#last = { topic, item, time, words }
   }
 
   clear() {

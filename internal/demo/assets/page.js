@@ -46,6 +46,8 @@ let begun = performance.now()
 let moved = begun
 /** when the stream was last seen to wait for a missing message */
 let waitingSince = 0
+/** what comes next was asked for, after a reconnect or at the start */
+let resuming = false
 
 const seconds = () => (performance.now() - begun) / 1000
 /** @param {string} tone @param {string} words @param {string} [topic] */
@@ -53,6 +55,12 @@ const tell = (tone, words, topic) => {
   events.add(tone, words, seconds().toFixed(1), topic)
   draw()
 }
+/**
+ * healing tells of a gap. Under shuffling they come and go many times a second
+ * and share a line.
+ * @param {string} tone @param {string} words
+ */
+const healing = (tone, words) => tell(tone, `${count(measure.gaps, 'gap')} so far: ${words}`, 'gap')
 /** @param {string} words said to those who do not see the page */
 const announce = (words) => ($('announce').textContent = words)
 
@@ -99,6 +107,7 @@ function watch(which) {
   measure = new Measure()
   begun = moved = performance.now()
   waitingSince = 0
+  resuming = false
   enter('writing')
   for (const view of [ordered, raw, frames, events]) view.clear()
   if (named() !== name) history.replaceState(null, '', '#' + encodeURIComponent(name).replaceAll('%2F', '/'))
@@ -110,16 +119,13 @@ function watch(which) {
   on('state', changed)
   on('gap', ({ after, before }) => {
     measure.gaps++
-    tell('warn', `Gap: ${after + 1 === before - 1 ? `offset ${before - 1} is` : `offsets ${after + 1} to ${before - 1} are`} missing (${count(measure.gaps, 'gap')} so far)`, 'gap')
+    healing('warn', after + 2 === before ? `${before - 1} is missing` : `${after + 1} to ${before - 1} are missing`)
   })
   on('recovered', ({ from, to, count: brought }) => {
     measure.recovered++
-    const big = brought > 40 || from.offset === 0
-    tell('ok', `Healed: up to ${to.offset} without a hole (${count(measure.recovered, 'time')} so far)`, big ? '' : 'gap')
-    if (big) {
-      tell('ok', `${count(brought, 'token')} caught up, offsets ${from.offset + 1} to ${to.offset}`)
-      events.turn()
-    }
+    if (!resuming) return healing('ok', `the last one closed at ${to.offset}`)
+    resuming = false
+    tell('ok', `Caught up: ${count(brought, 'token')}, offsets ${from.offset + 1} to ${to.offset}`)
   })
   on('reset', ({ reason, first, from }) => {
     measure.reset(Math.max(0, first - 1))
@@ -154,6 +160,7 @@ link.observe = (frame) => {
 /** @param {string} state */
 function changed(state) {
   waitingSince = state === 'gap' ? performance.now() : 0
+  if (state === 'resuming') resuming = true
   moved = performance.now()
   if (state === 'suspended') {
     measure.disconnected()

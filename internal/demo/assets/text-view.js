@@ -55,7 +55,7 @@ export class TextView {
     const pieces = this.#queue
     this.#queue = []
     for (const { text, stray } of pieces) {
-      const [first, ...rest] = text.split('\n')
+      const [first = '', ...rest] = text.split('\n')
       this.#write(first, stray)
       for (const part of rest) {
         this.#endLine()

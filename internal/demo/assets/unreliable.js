@@ -90,6 +90,8 @@ export class Link {
       #held = new Set()
       /** @type {string[]} what came while the network was down */
       #silent = []
+      /** events of our own making @type {WeakSet<Event>} */
+      #ours = new WeakSet()
       #gone = false
       #due = 0 // when the last held frame will be released
       #last = 0
@@ -104,7 +106,7 @@ export class Link {
         link.sockets.add(this)
         // The first listener: it takes each native event away from the others.
         this.addEventListener('message', (event) => {
-          if (!event.isTrusted) return
+          if (this.#ours.delete(event)) return
           event.stopImmediatePropagation()
           if (link.down) this.#silent.push(event.data)
           else this.#receive(event.data)
@@ -153,8 +155,8 @@ export class Link {
         }
         this.#held.add(held)
         this.#due = Math.max(this.#due, performance.now() + ms)
-        if (this.#held.size <= MAX_HELD) return
         const [first] = this.#held
+        if (this.#held.size <= MAX_HELD || !first) return
         clearTimeout(first.timer)
         this.#held.delete(first)
         this.#release(first.text, first.frame)
@@ -167,7 +169,9 @@ export class Link {
       #release(text, frame) {
         if (this.#gone) return
         if (frame) link.observe(frame)
-        this.dispatchEvent(new MessageEvent('message', { data: text }))
+        const event = new MessageEvent('message', { data: text })
+        this.#ours.add(event)
+        this.dispatchEvent(event)
       }
 
       #discard() {
@@ -189,6 +193,14 @@ export class Link {
       sever() {
         this.#discard()
         super.close()
+      }
+
+      /**
+       * What is sent into a severed connection is lost.
+       * @param {Parameters<WebSocket['send']>[0]} data
+       */
+      send(data) {
+        if (!this.#gone) super.send(data)
       }
 
       /**
