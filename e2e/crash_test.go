@@ -49,7 +49,7 @@ func TestI4_60KillsLoseNothingAcknowledged(t *testing.T) {
 	stock := startNode(t, "anycable.mjs")
 	stock.do("connect", map[string]any{"url": s.ws(), "reconnect": 40})
 	stock.do("subscribe", map[string]any{"id": "kill/a", "name": "kill/a"})
-	stock.wait(10*time.Second, "connected", "kill/a")
+	stock.subscribed("kill/a", 10*time.Second)
 	p.must("kill/a", `{"second":true}`)
 	stock.awaitCount("kill/a", 1, 10*time.Second)
 	stockFrom := stock.messages("kill/a")[0].Offset - 1
@@ -65,6 +65,7 @@ func TestI4_60KillsLoseNothingAcknowledged(t *testing.T) {
 		before := p.ledger.total()
 		pause(time.Duration(rand.IntN(80)) * time.Millisecond)
 		eventually(t, 20*time.Second, "publishing goes on", func() bool { return p.ledger.total() >= before+20 })
+		stock.subscribed("kill/a", 20*time.Second)
 		s.kill()
 		s.start()
 	}
@@ -110,7 +111,7 @@ func TestB79_B35_DeploysLoseAndRepeatNothing(t *testing.T) {
 	stock := startNode(t, "anycable.mjs")
 	stock.do("connect", map[string]any{"url": s.ws(), "reconnect": 40})
 	stock.do("subscribe", map[string]any{"id": "deploy", "name": "deploy"})
-	stock.wait(10*time.Second, "connected", "deploy")
+	stock.subscribed("deploy", 10*time.Second)
 
 	ctx, stop := context.WithCancel(context.Background())
 	publishing := make(chan error, 1)
@@ -129,6 +130,7 @@ func TestB79_B35_DeploysLoseAndRepeatNothing(t *testing.T) {
 			sock.awaitMessages(2, 10*time.Second)
 			socks = append(socks, sock)
 		}
+		stock.subscribed("deploy", 20*time.Second)
 		took, code := s.terminate(12 * time.Second)
 		slowest = max(slowest, took)
 		if code != 0 {

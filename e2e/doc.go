@@ -9,4 +9,5 @@
 //
 // CHRONOCAST_E2E_LONG=1 raises the counts to the full figures.
 // CHRONOCAST_E2E_RACE=1 builds the server with the race detector.
+// CHRONOCAST_E2E_BINARY names a server that is already built.
 package e2e

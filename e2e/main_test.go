@@ -30,15 +30,17 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 
-	serverBinary = filepath.Join(dir, "chronocast")
-	args := []string{"build", "-o", serverBinary}
-	if os.Getenv("CHRONOCAST_E2E_RACE") != "" {
-		args = append(args, "-race")
-	}
-	build := exec.Command("go", append(args, "../cmd/chronocast")...)
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "e2e: the server does not build: %v\n%s", err, out)
-		return 1
+	if serverBinary = os.Getenv("CHRONOCAST_E2E_BINARY"); serverBinary == "" {
+		serverBinary = filepath.Join(dir, "chronocast")
+		args := []string{"build", "-o", serverBinary}
+		if os.Getenv("CHRONOCAST_E2E_RACE") != "" {
+			args = append(args, "-race")
+		}
+		build := exec.Command("go", append(args, "../cmd/chronocast")...)
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "e2e: the server does not build: %v\n%s", err, out)
+			return 1
+		}
 	}
 
 	code := m.Run()

@@ -262,6 +262,34 @@ func (n *node) waitFor(within time.Duration, kind, id string, match func(event) 
 	return found
 }
 
+// subscribed waits until a stock client's handle is subscribed at this moment.
+//
+// Tests cut @anycable/core only then: its extended protocol closes a channel
+// for good when the link ends while a subscription is waiting for its answer
+// (1.1.7 hands no error on to the waiting ones), whatever the server does.
+func (n *node) subscribed(id string, within time.Duration) {
+	n.t.Helper()
+	n.until(within, id+" is subscribed", func() bool { return n.subscribedLocked(id) })
+}
+
+func (n *node) isSubscribed(id string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.subscribedLocked(id)
+}
+
+func (n *node) subscribedLocked(id string) bool {
+	for i := len(n.events) - 1; i >= 0; i-- {
+		switch e := n.events[i]; {
+		case e.T == "disconnect", e.ID == id && e.T == "disconnected":
+			return false
+		case e.ID == id && e.T == "connected":
+			return true
+		}
+	}
+	return false
+}
+
 // all returns the events of a kind so far.
 func (n *node) all(kind, id string) []event {
 	n.mu.Lock()

@@ -12,7 +12,7 @@ import (
 
 // keepAll are the flags of tests that publish more than retention keeps by
 // default.
-var keepAll = []string{"--retain-messages", "1000000"}
+var keepAll = []string{"--retain-count", "1000000"}
 
 // The acceptance of order on the raw wire: 64 concurrent publishers of 200
 // each on one stream, two extended sockets and a plain one (B01, B05).

@@ -73,7 +73,7 @@ func unstartedServer(t testing.TB, flags ...string) *server {
 		s.http.CloseIdleConnections()
 		s.kill()
 		if t.Failed() {
-			t.Logf("the server's last words:\n%s", s.out)
+			t.Logf("the server's last words:\n%s", s.out.last(30))
 		}
 	})
 	return s
@@ -239,4 +239,9 @@ func (b *tailBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return string(bytes.TrimSpace(b.b))
+}
+
+// last returns the last n lines.
+func (b *tailBuffer) last(n int) string {
+	return strings.Join(tailOf(strings.Split(b.String(), "\n"), n), "\n")
 }

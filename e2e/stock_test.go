@@ -155,6 +155,7 @@ func TestStockAnyCable_ManyCutsUnderLoadMissNothing(t *testing.T) {
 		defer cancel()
 		for i := range cuts {
 			pause(600 * time.Millisecond)
+			n.subscribed("a", 20*time.Second)
 			if i%2 == 0 {
 				px.cut()
 			} else {

@@ -172,7 +172,7 @@ func TestB26_ANewSubscriberGetsNothingOld(t *testing.T) {
 // trimmedServer keeps 100 messages a stream; stream has 1,000 published and 900
 // trimmed away.
 func trimmedServer(t *testing.T, stream string) (*server, *publisher) {
-	s := newServer(t, "--retain-messages", "100")
+	s := newServer(t, "--retain-count", "100")
 	p := newPublisher(t, s.url(""))
 	p.bulk(stream, 1000)
 	eventually(t, 20*time.Second, "the first 900 are trimmed", func() bool { return s.head(stream).First == 901 })
@@ -244,7 +244,7 @@ func TestB32_OddPositionsAreAnsweredAtOnce(t *testing.T) {
 		}
 	}
 	for _, streams := range []string{
-		`{"odd":{"epoch":"1","offset":1}}`, `{"odd":{"epoch":"` + at.Epoch + `","offset":6}}`,
+		`{"odd":{"epoch":"1","offset":1}}`, `{"odd":{"epoch":"` + at.Epoch + `","offset":1000000}}`,
 		`{"odd":{"epoch":"` + at.Epoch + `","offset":-1}}`, `{"odd":{"epoch":"` + at.Epoch + `","offset":1e300}}`,
 		`{"odd":{"epoch":"","offset":1}}`, `{"odd":{"epoch":"x","offset":1}}`, `{"odd":{"epoch":"` + at.Epoch + `","offset":1.5}}`,
 		`{"odd":{"epoch":"` + at.Epoch + `","offset":9007199254740993}}`, `{"odd":{}}`, `{"odd":null}`, `{"odd":[]}`, `[]`, `7`,

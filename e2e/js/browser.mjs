@@ -74,6 +74,9 @@ serve({
   async press({ id, key }) {
     await tabs.get(id).keyboard.press(key)
   },
+  async size({ id, width, height }) {
+    await tabs.get(id).setViewportSize({ width, height })
+  },
   async offline({ id, on }) {
     // The network of this tab alone, sockets that are open among it.
     const session = await debug(id)

@@ -23,9 +23,11 @@ function open({ client = "c", id, name, after, quiet }) {
   const stream = clients.get(client).stream(name, after === undefined ? undefined : { after })
   handles.set(id, stream)
   stream.on("message", m => deliver(id, [name, m.epoch, m.offset, JSON.stringify(m.data), !!m.replayed]))
-  stream.on("state", s => {
-    if (!quiet) emit("state", { id, state: typeof s === "string" ? s : (s?.state ?? s) })
+  stream.on("state", state => {
+    if (!quiet) emit("state", { id, state })
   })
+  // A handle that joins a live subscription is live before anyone can listen.
+  if (!quiet) emit("state", { id, state: stream.state })
   for (const kind of ["gap", "recovered", "reset", "error"]) {
     stream.on(kind, e => {
       if (!quiet || kind === "reset" || kind === "error") {
@@ -47,6 +49,14 @@ serve({
     handles.get(id).close()
     handles.delete(id)
   },
+  /** Leaves a stream for another one and comes back at once where it was. */
+  swap({ client = "c", id, name, other }) {
+    const at = handles.get(id).position
+    handles.get(id).close()
+    open({ client, id: other, name: other, quiet: true })
+    open({ client, id, name, after: at ?? "start", quiet: true })
+    handles.get(other).close()
+  },
   closeClient({ client = "c" }) {
     clients.get(client).close()
     clients.delete(client)
@@ -67,8 +77,7 @@ serve({
   publishWhenLive({ client = "c", id, name, url, payload }) {
     let done = false
     const stream = open({ client, id, name })
-    stream.on("state", s => {
-      const state = typeof s === "string" ? s : (s?.state ?? s)
+    stream.on("state", state => {
       if (state !== "live" || done) return
       done = true
       fetch(url, { method: "POST", headers: { "Content-Type": "application/json" }, body: payload })
