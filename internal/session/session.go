@@ -276,7 +276,7 @@ func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
 	if cmd.History != nil {
 		done = s.codec.AppendConfirmHistory(nil, cmd.Identifier)
 	}
-	_, reason, asked, err := replay(wait, sub, cmd.History, id.At, done)
+	span, reason, asked, err := replay(wait, sub, cmd.History, id.At, done)
 	switch {
 	case err != nil:
 		s.log.Warn("replay failed", zap.String("stream", stream), zap.Error(err))
@@ -335,11 +335,6 @@ func (s *Session) history(ctx context.Context, cmd protocol.Command) error {
 	case err != nil:
 		s.unavailable(ctx, cmd, err)
 	case reason != "":
-		// The subscription goes on from where it stands, which is what the
-		// client must take for its position now.
-		if at := sub.Sent(); at.Epoch == span.Epoch && at.Offset < span.Last {
-			span.Last = at.Offset
-		}
 		s.reset(ctx, sub, reason, span)
 	case !asked:
 		s.push(ctx, done)
@@ -366,9 +361,9 @@ func replay(ctx context.Context, sub *subscription, req *protocol.HistoryRequest
 	return span, reason, true, err
 }
 
-// reset tells the client that its position cannot be continued and that the
-// subscription is live from the head of span. A plain client has no frame for
-// it: the position in its confirmation is all there is to tell.
+// reset tells the client that its position cannot be continued, and that what
+// follows on the wire begins after the Last of span. A plain client has no
+// frame for it: the position in its confirmation is all there is to tell.
 func (s *Session) reset(ctx context.Context, sub *subscription, reason protocol.Reason, span protocol.Span) {
 	s.cfg.Refused(string(reason))
 	switch s.codec.Level() {

@@ -1,0 +1,241 @@
+package session_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/chronocast/chronocast/internal/auth"
+	"github.com/chronocast/chronocast/internal/hub"
+	"github.com/chronocast/chronocast/internal/hub/hubtest"
+	"github.com/chronocast/chronocast/internal/session"
+	"github.com/chronocast/chronocast/protocol"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var rewrite = flag.Bool("rewrite", false, "write what the sessions say into testdata; commit it only when every change is understood and wanted")
+
+const epoch = 1700000000000000
+
+// TestConversations plays the scripts of testdata. A line of a script is
+//
+//	level plain|ext|chronocast      the subprotocol; ext unless said, before the first step
+//	max-subscriptions N             a limit, before the first step
+//	max-identifier N                another
+//	< FRAME                         the client sends a frame and waits for all that comes of it
+//	<+ FRAME                        the client sends a frame and does not wait
+//	append STREAM DATA…             broadcasts are committed, and the hub is told
+//	hide STREAM DATA…               broadcasts are committed, and the hub is not told
+//	trim STREAM FIRST               messages before the offset are dropped
+//	wipe EPOCH                      the log begins another life
+//	down, up                        the log stops answering, answers again
+//	stall, resume                   the client stops reading, reads again
+//	sleep DURATION                  time passes
+//	ping UNIX                       the server pings
+//	many N FRAME                    < N times, # in FRAME being the count
+//	> FRAME                         what the client is sent by the step above
+//	! TEXT                          what else became of it
+//
+// and the lines with > and ! are what is compared.
+func TestConversations(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []byte
+			synctest.Test(t, func(t *testing.T) { got = play(t, want) })
+			if bytes.Equal(got, want) {
+				return
+			}
+			if *rewrite {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			g, w := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
+			for i := range max(len(g), len(w)) {
+				if i >= len(g) || i >= len(w) || g[i] != w[i] {
+					t.Fatalf("line %d:\n got %s\nwant %s", i+1, at(g, i), at(w, i))
+				}
+			}
+		})
+	}
+}
+
+func at(lines []string, i int) string {
+	if i >= len(lines) {
+		return "(the end)"
+	}
+	return lines[i]
+}
+
+// stage is everything behind one script.
+type stage struct {
+	t    *testing.T
+	ctx  context.Context
+	log  *hubtest.Log
+	hub  *hub.Hub
+	sink *hubtest.Sink
+	sess *session.Session
+
+	level string
+	cfg   session.Config
+	seen  int
+	out   bytes.Buffer
+}
+
+// play runs a script and returns it with what was really said.
+func play(t *testing.T, script []byte) []byte {
+	s := &stage{t: t, log: hubtest.NewLog(epoch), level: "ext"}
+	ctx, cancel := context.WithCancel(t.Context())
+	s.ctx = ctx
+	s.hub = hub.New(s.log, hub.Options{})
+	ended := make(chan error, 1)
+	go func() { ended <- s.hub.Run(ctx) }()
+	for line := range strings.Lines(string(script)) {
+		if line[0] == '>' || line[0] == '!' {
+			continue
+		}
+		s.out.WriteString(line)
+		verb, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if verb != "" && verb != "#" {
+			s.step(verb, rest)
+		}
+	}
+	if s.sess != nil {
+		s.sess.Close()
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	return s.out.Bytes()
+}
+
+var levels = map[string]string{
+	"plain": protocol.SubprotocolPlain, "ext": protocol.SubprotocolExtended, "chronocast": protocol.SubprotocolChronocast,
+}
+
+// open begins the session at the first step that is no setting.
+func (s *stage) open() {
+	codec, ok := protocol.ForSubprotocols([]string{levels[s.level]})
+	if !ok {
+		s.t.Fatalf("no level %q", s.level)
+	}
+	s.sink = hubtest.NewSink(64 << 10)
+	s.cfg.Hub, s.cfg.Authorizer = s.hub, auth.Open{}
+	s.sess = session.NewFactory(s.cfg).New(codec, s.sink, nil)
+}
+
+func (s *stage) step(verb, rest string) {
+	switch verb {
+	case "level":
+		s.level = rest
+		return
+	case "max-subscriptions":
+		s.cfg.MaxSubscriptions = s.number(rest)
+		return
+	case "max-identifier":
+		s.cfg.MaxIdentifierBytes = s.number(rest)
+		return
+	}
+	if s.sess == nil {
+		s.open()
+	}
+	words := strings.Fields(rest)
+	switch verb {
+	case "welcome":
+		s.sess.Welcome(s.ctx, rest)
+	case "<", "<+":
+		s.handle(rest)
+		if verb == "<+" {
+			return
+		}
+	case "many":
+		count, frame, _ := strings.Cut(rest, " ")
+		for i := range s.number(count) {
+			s.handle(strings.ReplaceAll(frame, "#", strconv.Itoa(i)))
+		}
+	case "append":
+		s.hub.Publish([]protocol.Batch{s.log.Append(words[0], words[1:]...)})
+	case "hide":
+		s.log.Append(words[0], words[1:]...)
+	case "trim":
+		s.log.Trimmed(words[0], uint64(s.number(words[1])))
+	case "wipe":
+		s.log.Wipe(protocol.Epoch(s.number(words[0])))
+	case "down":
+		s.log.Down()
+	case "up":
+		s.log.Fault(nil)
+	case "stall":
+		s.sink.Stall()
+	case "resume":
+		s.sink.Resume()
+	case "sleep":
+		d, err := time.ParseDuration(rest)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		time.Sleep(d) // of the bubble's clock
+	case "ping":
+		if !s.sess.Ping(int64(s.number(rest))) {
+			s.note("a bare ping is due")
+		}
+	default:
+		s.t.Fatalf("no verb %q", verb)
+	}
+	synctest.Wait()
+	frames := s.sink.Frames()
+	for _, f := range frames[s.seen:] {
+		fmt.Fprintf(&s.out, "> %s\n", f)
+	}
+	s.seen = len(frames)
+}
+
+func (s *stage) handle(frame string) {
+	// The command may cut the connection, which ends its context.
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	if s.sink.WasCut() != "" {
+		cancel()
+	}
+	err := s.sess.Handle(ctx, []byte(frame))
+	switch {
+	case errors.Is(err, session.ErrMistakes):
+		s.note("the session is over")
+	case errors.Is(err, context.Canceled):
+		s.note("the connection has ended")
+	case err != nil:
+		s.t.Error(err)
+	}
+}
+
+func (s *stage) note(text string) { fmt.Fprintf(&s.out, "! %s\n", text) }
+
+func (s *stage) number(text string) int {
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
