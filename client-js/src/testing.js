@@ -252,14 +252,16 @@ export class FakeSocket {
 
 /**
  * FakeServer speaks chronocast-v1-json from memory, for any number of clients.
- * By itself it accepts every socket and answers every command; every frame
- * reaches its client at the next advance, in order.
+ * By itself it accepts every socket, answers every command and pings; every
+ * frame reaches its client at the next advance, in order.
  */
 export class FakeServer {
   /** Every socket ever opened, the newest last. @type {FakeSocket[]} */
   sockets = []
   /** Accept sockets. */
   accepting = true
+  /** Ping every socket every 3 s. */
+  pinging = true
   /** @type {Map<string, Log>} */
   logs = new Map()
   /** @type {Map<FakeSocket, Map<string, { stream: string, sent: number }>>} */
@@ -271,6 +273,11 @@ export class FakeServer {
   constructor(platform) {
     this.#platform = platform
     const server = this
+    const beat = () => {
+      if (this.pinging) this.ping()
+      platform.setTimeout(beat, 3000)
+    }
+    beat()
     /** The class to hand to createClient. */
     this.WebSocket = class extends FakeSocket {
       /**
