@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sync/errgroup"
 
+	clientjs "github.com/chronocast/chronocast/client-js"
 	"github.com/chronocast/chronocast/history"
 	"github.com/chronocast/chronocast/internal/auth"
 	"github.com/chronocast/chronocast/internal/demo"
@@ -73,7 +74,8 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		committed.add(batches)
 	}})
 	trimmer := history.NewTrimmer(store, c.retention(), history.TrimmerOptions{Logger: log})
-	pages := clientPages()
+	client := clientjs.Handler()
+	pages := map[string]http.Handler{"/client.js": client, "/client.min.js": client, "/client/": client}
 	front := []func(context.Context) error{}
 	if c.Demo {
 		d := demo.New(seq.Append, demo.Options{Logger: log})
@@ -225,6 +227,3 @@ func samples(h *hub.Hub, t *tally) func() []server.Sample {
 		}
 	}
 }
-
-// clientPages are the files of the JavaScript client.
-func clientPages() map[string]http.Handler { return make(map[string]http.Handler) }
