@@ -21,7 +21,19 @@ CREATE TABLE messages (
     at         INTEGER NOT NULL,   -- commit time, microseconds since 1970
     payload    BLOB    NOT NULL
 ) STRICT;
-CREATE UNIQUE INDEX messages_place ON messages (channel_id, offset_);
+
+-- Where a stream's messages are. Within one commit the messages of a stream
+-- get consecutive ids, so that a run of them needs one row here: the message
+-- with offset o has the id r.id + (o - r.first_offset), where r is the run with
+-- the greatest first_offset <= o. A run ends where the stream's next one
+-- begins. On a busy stream this costs next to nothing, where an index over
+-- every message would cost a quarter of the throughput.
+CREATE TABLE runs (
+    channel_id   INTEGER NOT NULL,
+    first_offset INTEGER NOT NULL,
+    id           INTEGER NOT NULL,
+    PRIMARY KEY (channel_id, first_offset)
+) STRICT, WITHOUT ROWID;
 
 -- An idempotency key, under the id of the first message committed with it.
 CREATE TABLE keys (

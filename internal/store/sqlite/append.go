@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,6 +23,10 @@ type plan struct {
 	items   []planItem     // of all admitted requests, in order
 	results []sequencer.Result
 	keys    map[digest]int // keys first used in this batch: index in items
+	order   []int          // items to insert, grouped by stream, as their ids ascend
+	runs    []int          // streams that begin a new run
+	known   []int          // streams whose channel id is known
+	byID    map[int64]int  // channel id to stream
 	args    []driver.Value
 }
 
@@ -32,6 +37,7 @@ type planStream struct {
 	count int64 // messages it gets
 	bytes int64
 	last  int64 // after the batch
+	first int64 // message id of the first of them
 	epoch int64
 	fresh bool // id not known before this transaction
 }
@@ -67,8 +73,6 @@ func bodyDigest(data []byte) digest {
 var errOverflow = errors.New("a stream has reached its last offset")
 
 const (
-	sqlBump = `UPDATE channels SET last_offset = last_offset + ?, bytes = bytes + ? WHERE id = ?
-		RETURNING id, last_offset, epoch`
 	sqlBumpByName = `INSERT INTO channels (name, epoch, last_offset, bytes) VALUES (?, ?, ?, ?)
 		ON CONFLICT (name) DO UPDATE SET last_offset = last_offset + excluded.last_offset, bytes = bytes + excluded.bytes
 		RETURNING id, last_offset, epoch`
@@ -78,17 +82,42 @@ const (
 	sqlInsertKey = `INSERT INTO keys (id, digest, body, offset_, at) VALUES (?, ?, ?, ?, ?)`
 )
 
-// Rows per INSERT statement: large chunks first, what is left one by one.
-var insertChunks = []int{64, 8, 1}
+// chunks are the numbers of rows that INSERT statements are prepared for.
+var chunks = []int{64, 32, 16, 8, 4, 2, 1}
 
-var sqlInsert = func() map[int]string {
+var (
+	sqlInsert    = inserts("INSERT INTO messages (id, channel_id, offset_, at, payload) VALUES ", "(?, ?, ?, ?, ?)")
+	sqlInsertRun = inserts("INSERT INTO runs (channel_id, first_offset, id) VALUES ", "(?, ?, ?)")
+	sqlBump      = inserts(`WITH more(id, n, bytes) AS (VALUES `, "(?, ?, ?)", `)
+		UPDATE channels SET last_offset = last_offset + more.n, bytes = channels.bytes + more.bytes
+		FROM more WHERE channels.id = more.id RETURNING channels.id, last_offset, epoch`)
+)
+
+func inserts(before, row string, after ...string) map[int]string {
 	m := make(map[int]string)
-	for _, n := range insertChunks {
-		m[n] = "INSERT INTO messages (id, channel_id, offset_, at, payload) VALUES (?, ?, ?, ?, ?)" +
-			strings.Repeat(", (?, ?, ?, ?, ?)", n-1)
+	for _, n := range chunks {
+		m[n] = before + row + strings.Repeat(", "+row, n-1) + strings.Join(after, "")
 	}
 	return m
-}()
+}
+
+// insertRows inserts n rows with as few statements as there are chunks. row
+// appends the arguments of the i-th.
+func (s *Store) insertRows(ctx context.Context, sql map[int]string, n int, row func(args []driver.Value, i int) []driver.Value) error {
+	for i := 0; i < n; {
+		chunk := chunkFor(n - i)
+		args := s.plan.args[:0]
+		for end := i + chunk; i < end; i++ {
+			args = row(args, i)
+		}
+		s.plan.args = args
+		if err := s.w.exec(ctx, sql[chunk], args...); err != nil {
+			return err
+		}
+	}
+	clear(s.plan.args) // do not hold on to payloads
+	return nil
+}
 
 // Append implements [sequencer.Log].
 func (s *Store) Append(ctx context.Context, batch []sequencer.Request) ([]sequencer.Result, error) {
@@ -103,11 +132,10 @@ func (s *Store) Append(ctx context.Context, batch []sequencer.Request) ([]sequen
 		results, err = s.append(ctx, batch, true)
 	case code(err) == codeConstraint:
 		// Somebody else has written to the file: count ids from what is there.
-		if s.nextID, err = s.w.number(ctx, "SELECT 1 + max(id) FROM messages"); err == nil {
-			results, err = s.append(ctx, batch, false)
-		} else {
-			err = notStored(err)
+		if err := s.recount(); err != nil {
+			return nil, notStored(err)
 		}
+		results, err = s.append(ctx, batch, false)
 	}
 	return results, err
 }
@@ -118,8 +146,10 @@ func (s *Store) writable(ctx context.Context) error {
 	if s.closed {
 		return errClosed
 	}
-	if err := s.CheckFile(); err != nil {
-		return fmt.Errorf("%w: %w: %w", sequencer.ErrNotStored, sequencer.ErrBusy, err)
+	if s.replaced.Load() { // then look again; otherwise after the commit
+		if err := s.CheckFile(); err != nil {
+			return fmt.Errorf("%w: %w: %w", sequencer.ErrNotStored, sequencer.ErrBusy, err)
+		}
 	}
 	if s.w == nil {
 		w, err := s.openWriter(ctx)
@@ -134,7 +164,10 @@ func (s *Store) writable(ctx context.Context) error {
 // append is one transaction. With careful set it reads the head of every
 // stream first and refuses the requests for which no offsets are left.
 func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful bool) (_ []sequencer.Result, err error) {
-	if err := s.w.exec(ctx, "BEGIN IMMEDIATE"); err != nil {
+	// The wait for another process's lock is bounded by the busy timeout.
+	// Statements run without ctx, which would cost a goroutine each.
+	bg := context.Background()
+	if err := s.w.exec(bg, "BEGIN IMMEDIATE"); err != nil {
 		return nil, notStored(err)
 	}
 	done := false
@@ -143,7 +176,6 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 			s.rollback()
 		}
 	}()
-	bg := context.WithoutCancel(ctx) // statements are short; ctx is looked at between them
 
 	p := &s.plan
 	p.reset()
@@ -151,8 +183,8 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 	if err := s.admit(bg, p, batch, at, careful); err != nil {
 		return nil, notStored(err)
 	}
-	if len(p.streams) == 0 { // refused or repeated, all of it
-		return p.results, nil
+	if p.empty() { // refused or repeated, all of it
+		return p.place(at), nil
 	}
 	if err := s.bump(bg, p); err != nil {
 		if errors.Is(err, errOverflow) {
@@ -160,10 +192,10 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 		}
 		return nil, notStored(err)
 	}
-	firstID, nextID := s.nextID, s.nextID
-	if nextID, err = s.insert(bg, p, at); err != nil {
+	if err := s.insert(bg, p, at); err != nil {
 		return nil, notStored(err)
 	}
+	firstID, nextID := s.nextID, s.nextID+int64(len(p.order))
 	if at < s.lastAt {
 		if err := s.w.exec(bg, sqlMeta, "clock_back", nextID-1); err != nil {
 			return nil, notStored(err)
@@ -184,8 +216,9 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 		s.log.Warn("the clock went back", zap.Duration("by", time.Duration(s.lastAt-at)*time.Microsecond))
 	}
 	s.nextID, s.lastAt = nextID, at
+	s.tail = p.streams[p.items[p.order[len(p.order)-1]].stream].id
 	s.remember(p)
-	if err := s.CheckFile(); err != nil {
+	if err := s.checkFiles(s.files[:2]); err != nil {
 		return nil, fmt.Errorf("%w: %w", sequencer.ErrOutcomeUnknown, err)
 	}
 	if err := s.life.advance(nextID - 1); err != nil {
@@ -195,9 +228,19 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 	return p.place(at), nil
 }
 
+// recount takes the next id from the file.
+func (s *Store) recount() error {
+	if s.w == nil {
+		return errors.New("no connection")
+	}
+	top, err := s.w.number(context.Background(), "SELECT max(id) FROM messages")
+	s.nextID, s.tail = max(s.nextID, top+1), 0
+	return err
+}
+
 func (p *plan) reset() {
 	if p.index == nil {
-		p.index, p.keys = make(map[string]int), make(map[digest]int)
+		p.index, p.keys, p.byID = make(map[string]int), make(map[digest]int), make(map[int64]int)
 	}
 	clear(p.index)
 	clear(p.keys)
@@ -357,26 +400,43 @@ func (s *Store) admitOffsets(ctx context.Context, p *plan, items []planItem, roo
 
 // bump moves the channel rows, which is where the new offsets come from.
 func (s *Store) bump(ctx context.Context, p *plan) error {
+	p.known = p.known[:0]
 	for i := range p.streams {
-		st := &p.streams[i]
-		if st.count == 0 {
-			continue
+		switch st := &p.streams[i]; {
+		case st.count == 0:
+		case st.id != 0:
+			p.known = append(p.known, i)
+		default:
+			st.fresh = true
+			_, err := s.w.first(ctx, sqlBumpByName, st.bumped(s.epoch), st.name, s.epoch, st.count, st.bytes)
+			if err != nil {
+				return err
+			}
 		}
-		read := func(row []driver.Value) {
-			st.fresh = st.id == 0
-			st.id, st.last, st.epoch = row[0].(int64), row[1].(int64), max(row[2].(int64), s.epoch)
+	}
+	clear(p.byID)
+	for i := 0; i < len(p.known); {
+		chunk := chunkFor(len(p.known) - i)
+		p.args = p.args[:0]
+		for end := i + chunk; i < end; i++ {
+			st := &p.streams[p.known[i]]
+			p.args = append(p.args, st.id, st.count, st.bytes)
+			p.byID[st.id] = p.known[i]
 		}
-		var found bool
-		var err error
-		if st.id != 0 {
-			found, err = s.w.first(ctx, sqlBump, read, st.count, st.bytes, st.id)
-		} else {
-			found, err = s.w.first(ctx, sqlBumpByName, read, st.name, s.epoch, st.count, st.bytes)
-		}
-		switch {
-		case err != nil:
+		err := s.w.query(ctx, sqlBump[chunk], func(row []driver.Value) error {
+			if i, ok := p.byID[row[0].(int64)]; ok {
+				p.streams[i].bumped(s.epoch)(row)
+			}
+			return nil
+		}, p.args...)
+		if err != nil {
 			return err
-		case !found:
+		}
+	}
+	for i := range p.streams {
+		switch st := &p.streams[i]; {
+		case st.count == 0:
+		case st.last == 0:
 			return fmt.Errorf("the channel row of %q is gone", st.name)
 		case st.last > protocol.MaxOffset:
 			return errOverflow
@@ -385,41 +445,88 @@ func (s *Store) bump(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// insert writes the message and key rows and returns the id after the last.
-func (s *Store) insert(ctx context.Context, p *plan, at int64) (nextID int64, err error) {
-	id, fresh := s.nextID, 0
+// bumped takes over what the channel row became.
+func (st *planStream) bumped(life int64) func(row []driver.Value) {
+	return func(row []driver.Value) {
+		st.id, st.last, st.epoch = row[0].(int64), row[1].(int64), max(row[2].(int64), life)
+	}
+}
+
+// chunkFor is the largest chunk of at most n rows.
+func chunkFor(n int) int {
+	for _, chunk := range chunks {
+		if chunk <= n {
+			return chunk
+		}
+	}
+	return 0
+}
+
+// arrange gives each stream consecutive ids from next on, the stream of the
+// newest message first, because its run goes on then.
+func (p *plan) arrange(next, tail int64) {
+	for i := range p.streams {
+		if p.streams[i].id == tail {
+			p.streams[i].first = next
+			next += p.streams[i].count
+			break
+		}
+	}
+	total := 0
+	for i := range p.streams {
+		st := &p.streams[i]
+		total += int(st.count)
+		if st.first == 0 {
+			st.first = next
+			next += st.count
+		}
+	}
+	p.order = slices.Grow(p.order[:0], total)[:total]
+	base := next - int64(total)
 	for i := range p.items {
-		if p.items[i].stream >= 0 {
-			fresh++
+		if item := &p.items[i]; item.stream >= 0 {
+			p.order[p.streams[item.stream].first+item.ord-1-base] = i
 		}
 	}
-	next := 0
-	for _, chunk := range insertChunks {
-		for ; fresh >= chunk; fresh -= chunk {
-			args := p.args[:0]
-			for n := 0; n < chunk; next++ {
-				item := &p.items[next]
-				if item.stream < 0 {
-					continue
-				}
-				offset := p.offset(item)
-				args = append(args, id, p.streams[item.stream].id, offset, at, item.data)
-				if item.keyed {
-					if err := s.w.exec(ctx, sqlInsertKey, id, item.key[:], item.body[:], offset, at); err != nil {
-						return 0, err
-					}
-				}
-				id++
-				n++
-			}
-			p.args = args
-			if err := s.w.exec(ctx, sqlInsert[chunk], args...); err != nil {
-				return 0, err
-			}
+}
+
+// insert writes the rows of messages, runs and keys.
+func (s *Store) insert(ctx context.Context, p *plan, at int64) error {
+	p.arrange(s.nextID, s.tail)
+	err := s.insertRows(ctx, sqlInsert, len(p.order), func(args []driver.Value, i int) []driver.Value {
+		item := &p.items[p.order[i]]
+		return append(args, s.nextID+int64(i), p.streams[item.stream].id, p.offset(item), at, item.data)
+	})
+	if err != nil {
+		return err
+	}
+	p.runs = p.runs[:0]
+	for i := range p.streams {
+		st := &p.streams[i]
+		if st.count > 0 && !(st.id == s.tail && st.first == s.nextID) {
+			p.runs = append(p.runs, i)
 		}
 	}
-	clear(p.args)
-	return id, nil
+	err = s.insertRows(ctx, sqlInsertRun, len(p.runs), func(args []driver.Value, i int) []driver.Value {
+		st := &p.streams[p.runs[i]]
+		return append(args, st.id, st.last-st.count+1, st.first)
+	})
+	if err != nil {
+		return err
+	}
+	for _, i := range p.keys {
+		item := &p.items[i]
+		id := p.streams[item.stream].first + item.ord - 1
+		if err := s.w.exec(ctx, sqlInsertKey, id, item.key[:], item.body[:], p.offset(item), at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// empty says that the plan stores nothing.
+func (p *plan) empty() bool {
+	return !slices.ContainsFunc(p.streams, func(st planStream) bool { return st.count > 0 })
 }
 
 func (p *plan) offset(item *planItem) int64 {

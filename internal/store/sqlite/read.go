@@ -11,11 +11,23 @@ import (
 
 const (
 	sqlSpan = `SELECT id, epoch, first_offset, last_offset, trimmed_at FROM channels WHERE name = ?`
-	sqlPage = `SELECT offset_, at, payload FROM messages
-		WHERE channel_id = ? AND offset_ > ? ORDER BY offset_ LIMIT ?`
-	sqlAt       = `SELECT at FROM messages WHERE channel_id = ? AND offset_ = ?`
-	sqlID       = `SELECT id FROM messages WHERE channel_id = ? AND offset_ = ?`
-	sqlScanAt   = `SELECT offset_, at FROM messages WHERE channel_id = ? ORDER BY offset_`
+	sqlAt   = `SELECT at FROM messages WHERE id = ` + idOf
+	// idOf is where the message of stream ?1 with offset ?2 is.
+	idOf = `(SELECT r.id + ?2 - r.first_offset FROM runs r
+		WHERE r.channel_id = ?1 AND r.first_offset <= ?2 ORDER BY r.first_offset DESC LIMIT 1)`
+	// fromRuns walks through the messages of stream ?1 with offsets from ?2 on.
+	fromRuns = ` FROM runs r CROSS JOIN messages m
+		ON m.id >= r.id + max(?2 - r.first_offset, 0)
+		AND m.id < r.id - r.first_offset + ifnull(
+			(SELECT n.first_offset FROM runs n WHERE n.channel_id = r.channel_id AND n.first_offset > r.first_offset
+				ORDER BY n.first_offset LIMIT 1),
+			(SELECT c.last_offset + 1 FROM channels c WHERE c.id = r.channel_id))
+		WHERE r.channel_id = ?1 AND r.first_offset >= ifnull(
+			(SELECT max(f.first_offset) FROM runs f WHERE f.channel_id = ?1 AND f.first_offset <= ?2), 0)
+		ORDER BY r.channel_id, r.first_offset, m.id LIMIT ?3`
+	sqlPage  = `SELECT m.offset_, m.at, m.payload` + fromRuns
+	sqlSizes = `SELECT m.offset_, length(m.payload), m.at, m.id` + fromRuns
+
 	ctxRows     = 64 // rows read between two looks at the context
 	ctxSpans    = 64
 	maxPageRows = 1 << 20
@@ -93,7 +105,7 @@ func (s *Store) Range(ctx context.Context, stream string, after uint64, limit, m
 				return ended(ctx)
 			}
 			return nil
-		}, ch.id, int64(after), int64(limit))
+		}, ch.id, int64(next), int64(limit))
 	})
 	if err != nil {
 		return history.Page{}, err
@@ -140,7 +152,7 @@ func (s *Store) Since(ctx context.Context, stream string, at int64) (span protoc
 		if ch.First > ch.Last {
 			return nil
 		}
-		first, err := c.number(context.Background(), sqlID, ch.id, int64(ch.First))
+		first, err := c.number(context.Background(), "SELECT "+idOf, ch.id, int64(ch.First))
 		if err != nil {
 			return err
 		}
@@ -179,9 +191,9 @@ func searchSince(ctx context.Context, c *conn, ch channel, at int64) (uint64, er
 
 func scanSince(ctx context.Context, c *conn, ch channel, at int64) (uint64, error) {
 	after := ch.Last
-	err := c.query(context.Background(), sqlScanAt, func(row []driver.Value) error {
+	err := c.query(context.Background(), sqlSizes, func(row []driver.Value) error {
 		offset := uint64(row[0].(int64))
-		if row[1].(int64) >= at {
+		if row[2].(int64) >= at {
 			after = offset - 1
 			return errStop
 		}
@@ -189,6 +201,6 @@ func scanSince(ctx context.Context, c *conn, ch channel, at int64) (uint64, erro
 			return ended(ctx)
 		}
 		return nil
-	}, ch.id)
+	}, ch.id, int64(ch.First), int64(ch.Last-ch.First+1))
 	return after, err
 }

@@ -97,6 +97,7 @@ type Store struct {
 	closed  bool
 	life    *lifeFile
 	nextID  int64 // of the next message
+	tail    int64 // channel id of the message before it; 0 when its id is not nextID-1
 	lastAt  int64 // commit time of the newest message
 	ids     map[string]int64
 	plan    plan // scratch of Append
@@ -400,7 +401,17 @@ func (s *Store) Epoch() protocol.Epoch { return protocol.Epoch(s.epoch) }
 // CheckFile returns [ErrReplaced] while the path does not name the files that
 // are open.
 func (s *Store) CheckFile() error {
-	for _, f := range s.files {
+	if err := s.checkFiles(s.files); err != nil {
+		return err
+	}
+	if s.replaced.Swap(false) {
+		s.log.Info("the database file is back")
+	}
+	return nil
+}
+
+func (s *Store) checkFiles(files []openFile) error {
+	for _, f := range files {
 		info, err := os.Stat(f.path)
 		if err == nil && os.SameFile(info, f.info) {
 			continue
@@ -410,9 +421,6 @@ func (s *Store) CheckFile() error {
 				zap.String("file", f.path), zap.Error(err))
 		}
 		return fmt.Errorf("%w (%s)", ErrReplaced, f.path)
-	}
-	if s.replaced.Swap(false) {
-		s.log.Info("the database file is back")
 	}
 	return nil
 }

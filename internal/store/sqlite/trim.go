@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/chronocast/chronocast/history"
@@ -36,11 +37,12 @@ type ageCursor struct {
 const stepRows = 500
 
 const (
-	sqlChannelByID   = `SELECT name, first_offset, last_offset, bytes FROM channels WHERE id = ?`
-	sqlNextChannels  = `SELECT id FROM channels WHERE id > ? ORDER BY id LIMIT ?`
-	sqlOldest        = `SELECT id, channel_id, offset_, at FROM messages WHERE id > ? ORDER BY id LIMIT ?`
-	sqlSizes         = `SELECT offset_, length(payload), at, id FROM messages WHERE channel_id = ? AND offset_ >= ? ORDER BY offset_ LIMIT ?`
-	sqlDeletePrefix  = `DELETE FROM messages WHERE channel_id = ? AND offset_ < ?`
+	sqlChannelByID  = `SELECT name, first_offset, last_offset, bytes FROM channels WHERE id = ?`
+	sqlNextChannels = `SELECT id FROM channels WHERE id > ? ORDER BY id LIMIT ?`
+	sqlOldest       = `SELECT id, channel_id, offset_, at FROM messages WHERE id > ? ORDER BY id LIMIT ?`
+	sqlDeleteRange  = `DELETE FROM messages WHERE id BETWEEN ? AND ?`
+	sqlDeleteRuns   = `DELETE FROM runs WHERE channel_id = ?1 AND first_offset <
+		(SELECT max(first_offset) FROM runs WHERE channel_id = ?1 AND first_offset <= ?2)`
 	sqlRaiseFloor    = `UPDATE channels SET first_offset = ?, bytes = bytes - ?, trimmed_at = max(trimmed_at, ?) WHERE id = ?`
 	sqlTrimmedID     = `INSERT INTO meta (name, value) VALUES ('trimmed_id', ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)`
 	sqlOldestKeys    = `SELECT id, at FROM keys WHERE id > ? ORDER BY id LIMIT ?`
@@ -51,10 +53,9 @@ const (
 type cut struct {
 	channel int64
 	first   int64 // the new floor
-	rows    int64
+	ids     []int64
 	bytes   int64
 	at      int64 // latest commit time removed
-	id      int64 // highest message id removed
 }
 
 // Trim implements [history.Log]. A step is chosen on a reading connection and
@@ -90,10 +91,10 @@ func (s *Store) Trim(ctx context.Context, r history.Retention) (more bool, err e
 			if unfinished {
 				t.queue = append(t.queue, id)
 			}
-			if cut.rows > 0 {
+			if len(cut.ids) > 0 {
 				cuts = append(cuts, cut)
 				cutNow[id] = true
-				rows += int(cut.rows)
+				rows += len(cut.ids)
 			}
 		}
 		if len(cuts) > 0 || more {
@@ -200,10 +201,9 @@ func (s *Store) chooseBySize(c *conn, id int64, r history.Retention, rows int) (
 // take adds one row of sqlSizes to the cut.
 func (k *cut) take(row []driver.Value) {
 	k.first = row[0].(int64) + 1
-	k.rows++
 	k.bytes += row[1].(int64)
 	k.at = max(k.at, row[2].(int64))
-	k.id = max(k.id, row[3].(int64))
+	k.ids = append(k.ids, row[3].(int64))
 }
 
 // chooseByAge looks at the oldest messages that were not looked at yet.
@@ -238,7 +238,7 @@ func (s *Store) chooseByAge(c *conn, t *trimmer, r history.Retention) (cuts []cu
 			if err != nil {
 				return nil, false, err
 			}
-			if k.rows > 0 {
+			if len(k.ids) > 0 {
 				cuts = append(cuts, k)
 			}
 		}
@@ -302,20 +302,31 @@ func (s *Store) remove(ctx context.Context, cuts []cut, keys int64) error {
 	}
 	bg := context.WithoutCancel(ctx)
 	err := inTransaction(ctx, s.w, func() error {
-		var top int64
+		var ids []int64
 		for _, k := range cuts {
-			if err := s.w.exec(bg, sqlDeletePrefix, k.channel, k.first); err != nil {
+			ids = append(ids, k.ids...)
+			if err := s.w.exec(bg, sqlDeleteRuns, k.channel, k.first); err != nil {
 				return err
 			}
 			if err := s.w.exec(bg, sqlRaiseFloor, k.first, k.bytes, k.at, k.channel); err != nil {
 				return err
 			}
-			top = max(top, k.id)
 		}
-		if top > 0 {
-			if err := s.w.exec(bg, sqlTrimmedID, top); err != nil {
+		slices.Sort(ids)
+		for len(ids) > 0 { // runs of consecutive ids go with one statement each
+			n := 1
+			for n < len(ids) && ids[n] == ids[n-1]+1 {
+				n++
+			}
+			if err := s.w.exec(bg, sqlDeleteRange, ids[0], ids[n-1]); err != nil {
 				return err
 			}
+			if len(ids) == n {
+				if err := s.w.exec(bg, sqlTrimmedID, ids[n-1]); err != nil {
+					return err
+				}
+			}
+			ids = ids[n:]
 		}
 		if keys > 0 {
 			return s.w.exec(bg, sqlDeleteOldKeys, keys)
