@@ -137,7 +137,7 @@ func (f *fakeServer) broadcast(w http.ResponseWriter, r *http.Request, body []by
 		positions[i] = wirePosition{at.Epoch.String(), at.Offset}
 	}
 	w.WriteHeader(http.StatusCreated)
-	_ = json.NewEncoder(w).Encode(broadcastAnswer{positions}) // the client may be gone
+	_ = json.NewEncoder(w).Encode(broadcastAnswer(positions)) // the client may be gone
 }
 
 func (f *fakeServer) page(w http.ResponseWriter, r *http.Request, stream string) {

@@ -27,6 +27,9 @@ const (
 	maxAnswerBytes = 64 << 20
 	// maxRetryAfter bounds how long a server may ask us to stay away.
 	maxRetryAfter = 30 * time.Second
+	// expectBytes is from where on a body waits for the server's word that it
+	// will be read, so that a refusal comes before megabytes are sent.
+	expectBytes = 256 << 10
 	// forever is a time to keep trying that does not end.
 	forever = time.Duration(math.MaxInt64)
 )
@@ -228,6 +231,9 @@ func (a *api) once(ctx context.Context, c call, out any) (status int, wait time.
 		return 0, 0, fmt.Errorf("make request: %w", err)
 	}
 	req.Header.Set("User-Agent", "chronocast-cli")
+	if len(c.body) > expectBytes {
+		req.Header.Set("Expect", "100-continue")
+	}
 	for name, value := range c.header {
 		req.Header.Set(name, value)
 	}

@@ -311,17 +311,16 @@ func (r *lineRun) request(ctx context.Context, lines []line) ([]protocol.Positio
 	return answer.positions(len(lines))
 }
 
-// broadcastAnswer is the answer to POST /broadcast.
-type broadcastAnswer struct {
-	Positions []wirePosition `json:"positions"`
-}
+// broadcastAnswer is the answer to POST /broadcast with an array: where each
+// item was placed.
+type broadcastAnswer []wirePosition
 
 func (b broadcastAnswer) positions(n int) ([]protocol.Position, error) {
-	if len(b.Positions) != n {
-		return nil, &protocolError{fmt.Sprintf("the answer has %d positions for %d broadcasts", len(b.Positions), n)}
+	if len(b) != n {
+		return nil, &protocolError{fmt.Sprintf("the answer has %d positions for %d broadcasts", len(b), n)}
 	}
 	at := make([]protocol.Position, n)
-	for i, w := range b.Positions {
+	for i, w := range b {
 		var err error
 		if at[i], err = w.position(); err != nil {
 			return nil, err
