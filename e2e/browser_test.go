@@ -108,6 +108,9 @@ func (b *tab) complaints(cut bool) []string {
 	for _, e := range b.n.all("complaint", b.id) {
 		var c struct{ Kind, Text, URL string }
 		e.into(&c)
+		if strings.HasSuffix(c.URL, "/favicon.ico") {
+			continue // asked for by the browser where a page names no icon
+		}
 		if cut && (strings.Contains(c.Text, "WebSocket connection to") || strings.Contains(c.Text, "net::ERR_")) {
 			continue
 		}

@@ -66,7 +66,18 @@ serve({
     return await tabs.get(id).evaluate(expression)
   },
   async until({ id, expression, within }) {
-    await tabs.get(id).waitForFunction(expression, undefined, { timeout: within, polling: 50 })
+    // The page's policy forbids eval, which waitForFunction would use.
+    const deadline = Date.now() + within
+    let last
+    do {
+      try {
+        if ((last = await tabs.get(id).evaluate(expression))) return
+      } catch (err) {
+        last = err // the page is going to another place
+      }
+      await new Promise(resolve => setTimeout(resolve, 50))
+    } while (Date.now() < deadline)
+    throw new Error(`not within ${within} ms: ${expression} (now ${last})`)
   },
   async click({ id, selector }) {
     await tabs.get(id).click(selector, { timeout: 10_000 })
