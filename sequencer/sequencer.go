@@ -219,18 +219,32 @@ func (s *Sequencer) Run(ctx context.Context) error {
 			return nil
 		case <-s.wake:
 		}
-		// Callers answered a moment ago may be about to ask again: those that
-		// are ready to run go first, which doubles the size of the commits
-		// under load and costs a lone caller nothing.
-		runtime.Gosched()
 		for ctx.Err() == nil {
+			s.gather()
 			batch := s.take()
 			if len(batch) == 0 {
 				break
 			}
 			s.commit(ctx, batch)
-			runtime.Gosched()
 		}
+	}
+}
+
+// gather gives way to callers that are ready to run, as long as that makes the
+// queue grow: those answered a moment ago may be about to ask again. Under
+// load this doubles the size of the commits; a lone caller waits for nothing.
+func (s *Sequencer) gather() {
+	const yields = 4
+	before := -1
+	for range yields {
+		s.mu.Lock()
+		now := s.count
+		s.mu.Unlock()
+		if now <= before || now >= s.opts.MaxBatch {
+			return
+		}
+		before = now
+		runtime.Gosched()
 	}
 }
 

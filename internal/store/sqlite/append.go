@@ -168,12 +168,14 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 	// Statements run without ctx, which would cost a goroutine each.
 	bg := context.Background()
 	if err := s.w.exec(bg, "BEGIN IMMEDIATE"); err != nil {
+		s.distrust(err)
 		return nil, notStored(err)
 	}
 	done := false
 	defer func() {
 		if !done {
 			s.rollback()
+			s.distrust(err)
 		}
 	}()
 
@@ -225,6 +227,7 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 		// It is a lower bound: being behind only makes it less watchful.
 		s.log.Warn("the life file could not be written", zap.Error(err))
 	}
+	s.limitWAL()
 	return p.place(at), nil
 }
 
@@ -585,6 +588,17 @@ func (s *Store) rollback() {
 		return
 	}
 	s.log.Error("rollback failed; the connection is opened anew", zap.Error(err))
+	s.dropWriter()
+}
+
+// distrust throws the connection away after an error that says something
+// about it; the next batch gets a new one.
+func (s *Store) distrust(err error) {
+	switch {
+	case err == nil, s.w == nil, busy(err), full(err), code(err) == codeConstraint,
+		errors.Is(err, errOverflow), errors.Is(err, sequencer.ErrKeyConflict):
+		return
+	}
 	s.dropWriter()
 }
 

@@ -177,6 +177,8 @@ const (
 	codeConstraint = lib.SQLITE_CONSTRAINT
 	codeReadOnly   = lib.SQLITE_READONLY
 	codeCantOpen   = lib.SQLITE_CANTOPEN
+
+	codeIOErrShmSize = lib.SQLITE_IOERR_SHMSIZE // an extended code
 )
 
 // keepWAL stops the connection from deleting the write-ahead log by name when

@@ -20,6 +20,8 @@ var ErrInUse = errors.New("sqlite: the database is in use by another process")
 
 var errClosed = fmt.Errorf("%w: %w: sqlite: the store is closed", sequencer.ErrNotStored, sequencer.ErrClosed)
 
+var errReadClosed = fmt.Errorf("%w: the store is closed", history.ErrUnavailable)
+
 // notStored words an error of which it is known that nothing of the batch is
 // stored.
 func notStored(err error) error {
@@ -42,7 +44,10 @@ func busy(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-func full(err error) bool { return code(err) == codeFull || errors.Is(err, syscall.ENOSPC) }
+func full(err error) bool {
+	// The file that the connections share for bookkeeping has its own code.
+	return code(err) == codeFull || extendedCode(err) == codeIOErrShmSize || errors.Is(err, syscall.ENOSPC)
+}
 
 // readError words an error of a read.
 func readError(what string, err error) error {

@@ -37,19 +37,18 @@ const (
 // Statements are run without the context, which would cost a goroutine each;
 // f looks at it between rows.
 func (s *Store) read(ctx context.Context, what string, f func(c *conn) error) error {
+	if ctx.Err() != nil {
+		return readError(what, ended(ctx))
+	}
 	var c *conn
 	select {
 	case c = <-s.readers:
+	case <-s.done:
+		return readError(what, errReadClosed)
 	case <-ctx.Done():
 		return readError(what, ended(ctx))
 	}
 	defer func() { s.readers <- c }()
-	if c.stmts == nil {
-		return readError(what, fmt.Errorf("%w: the store is closed", history.ErrUnavailable))
-	}
-	if err := ctx.Err(); err != nil {
-		return readError(what, ended(ctx))
-	}
 	bg := context.Background()
 	if err := c.exec(bg, "BEGIN"); err != nil {
 		return readError(what, err)

@@ -15,6 +15,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -87,8 +88,9 @@ type Store struct {
 	files    []openFile // the files that must stay where they are; immutable
 	replaced atomic.Bool
 
-	readers chan *conn // the idle ones
-	size    int        // how many there are in all
+	readers chan *conn    // the idle ones
+	size    int           // how many there are in all
+	done    chan struct{} // closed by Close
 
 	clockBack atomic.Int64 // highest message id that follows a step of the clock backwards
 
@@ -100,8 +102,9 @@ type Store struct {
 	tail    int64 // channel id of the message before it; 0 when its id is not nextID-1
 	lastAt  int64 // commit time of the newest message
 	ids     map[string]int64
-	plan    plan // scratch of Append
-	walWarn time.Time
+	plan    plan      // scratch of Append
+	walTry  time.Time // when emptying the write-ahead log was last tried
+	walWarn time.Time // when its failure was last told
 
 	tmu  sync.Mutex // guards trim; held while a step is chosen, never with wmu wanted by Append
 	trim trimmer
@@ -140,6 +143,7 @@ func Open(ctx context.Context, path string, opts Options) (*Store, error) {
 		log:   opts.Logger.Named("sqlite"),
 		ids:   make(map[string]int64),
 		dirty: make(map[int64]struct{}),
+		done:  make(chan struct{}),
 	}
 	if err := s.open(ctx); err != nil {
 		s.Close()
@@ -225,7 +229,7 @@ const applicationID = 0x43485243
 
 func (s *Store) openWriter(ctx context.Context) (*conn, error) {
 	return openConn(ctx, s.path,
-		fmt.Sprintf("busy_timeout = %d", s.opts.BusyTimeout.Milliseconds()),
+		strings.TrimPrefix(s.busyTimeout(), "PRAGMA "),
 		"journal_mode = WAL",
 		"synchronous = FULL",
 		"wal_autocheckpoint = 1000",
@@ -437,31 +441,43 @@ func (s *Store) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 		if s.CheckFile() == nil {
-			s.limitWAL(ctx)
+			s.wmu.Lock()
+			s.limitWAL()
+			s.wmu.Unlock()
 		}
 	}
 }
 
-// limitWAL empties the write-ahead log when it has outgrown its bound, as it
-// does while readers overlap without a pause. Without a writer the readers
+// limitWAL empties the write-ahead log, under wmu, when it has outgrown its
+// bound, as it does while readers overlap without a pause: SQLite begins it
+// anew only when nobody reads from it. While nothing is written the readers
 // soon all read from the database file, and the log can be cut.
-func (s *Store) limitWAL(ctx context.Context) {
-	info, err := os.Stat(s.path + "-wal")
-	if err != nil || info.Size() <= s.opts.MaxWAL {
-		return
-	}
-	s.wmu.Lock()
-	defer s.wmu.Unlock()
+func (s *Store) limitWAL() {
+	const wait, pause = 100, time.Second // milliseconds for the readers; between attempts
 	if s.closed || s.w == nil {
 		return
 	}
+	info, err := os.Stat(s.path + "-wal")
+	if err != nil || info.Size() <= s.opts.MaxWAL || time.Since(s.walTry) < pause {
+		return
+	}
+	s.walTry = time.Now()
+	ctx := context.Background()
 	blocked := int64(0)
-	_, err = s.w.first(ctx, "PRAGMA wal_checkpoint(TRUNCATE)", func(row []driver.Value) { blocked, _ = row[0].(int64) })
+	err = s.w.script(ctx, fmt.Sprintf("PRAGMA busy_timeout = %d", wait))
+	if err == nil {
+		_, err = s.w.first(ctx, "PRAGMA wal_checkpoint(TRUNCATE)", func(row []driver.Value) { blocked, _ = row[0].(int64) })
+		err = errors.Join(err, s.w.script(ctx, s.busyTimeout()))
+	}
 	if (err != nil || blocked != 0) && time.Since(s.walWarn) > time.Minute {
 		s.walWarn = time.Now()
 		s.log.Warn("the write-ahead log cannot be emptied: a long read or another process is in the way",
 			zap.Int64("bytes", info.Size()), zap.Error(err))
 	}
+}
+
+func (s *Store) busyTimeout() string {
+	return fmt.Sprintf("PRAGMA busy_timeout = %d", s.opts.BusyTimeout.Milliseconds())
 }
 
 // Close waits for the reads under way and closes the files. It may be called
@@ -473,6 +489,7 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
+	close(s.done)
 	var conns []*conn
 	for range s.size {
 		conns = append(conns, <-s.readers)

@@ -5,8 +5,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/chronocast/chronocast/internal/store/storetest"
 )
 
@@ -28,26 +26,3 @@ func TestSuite(t *testing.T) {
 		}
 	})
 }
-
-func mustOpen(t *testing.T, path string, o Options) *Store {
-	t.Helper()
-	s, err := Open(t.Context(), path, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.Close() })
-	return s
-}
-
-// outsider is a connection of its own, as another program would have one.
-func outsider(t *testing.T, path string) *conn {
-	t.Helper()
-	c, err := openConn(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.close() })
-	return c
-}
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
