@@ -90,10 +90,8 @@ func (c *Subscription) serve(ctx context.Context) outcome {
 				return failed
 			}
 			if len(page.Messages) == 0 || page.Epoch != from.epoch {
-				if err := c.lost(ctx, from, page.Span); err != nil {
-					return failed
-				}
-				continue
+				c.lost(ctx, from)
+				return failed // for now; a reset has queued it again
 			}
 			msgs = page.Messages
 		}
@@ -291,14 +289,14 @@ func following(page history.Page, after uint64) history.Page {
 // lost looks into a page that did not continue the subscription: what follows
 // may be trimmed, the stream may have begun anew, or the page may only be
 // older than what this node knows.
-func (c *Subscription) lost(ctx context.Context, from place, span protocol.Span) error {
+func (c *Subscription) lost(ctx context.Context, from place) {
 	s := c.stream
 	s.mu.Lock()
 	before, life := s.markLocked()
 	s.mu.Unlock()
 	span, err := s.hub.spans.do(ctx, s.name, true, s.hub.headOf(s.name))
 	if err != nil {
-		return err
+		return
 	}
 	s.mu.Lock()
 	told := s.settleLocked(before, life, span)
@@ -315,5 +313,4 @@ func (c *Subscription) lost(ctx context.Context, from place, span protocol.Span)
 	}
 	s.mu.Unlock()
 	s.hub.catchups.push(told...)
-	return nil
 }

@@ -25,5 +25,13 @@
 //	Subscription.mu cursor and state; the only lock held across Sink.Push
 //	leaves          stream.inMu, shard.queueMu, the queues, the caches, the flights
 //
-// No lock is held across a read of the log, Sink.Room or Sink.Cut.
+// No lock is held across a read of the log, Sink.Room or Sink.Cut. Codecs are
+// called under a lock: they only encode.
+//
+// # Goroutines
+//
+// All of them run inside [Hub.Run]: one per shard, the catch-up and fill
+// workers, one that compares heads with the log, one that keeps memory within
+// bounds and one for delays. A read of the log that callers share has a
+// goroutine of its own, which Run waits for.
 package hub

@@ -46,9 +46,13 @@ func (s *stream) fill(context.Context) {
 	if err != nil {
 		s.failures++
 	} else {
-		s.failures = 0
 		told = s.settleLocked(before, life, page.Span)
+		s.failures++ // unless it led on: the log may not have what a hint spoke of
+		if life != s.life || s.tail.Head() != before {
+			s.failures = 0
+		}
 		if life == s.life && len(page.Messages) > 0 {
+			s.failures = 0
 			s.addLocked(page.Epoch, page.Messages)
 			s.hub.n.gapsFilled.Add(1)
 			s.hub.logger.Debug("gap filled from the log", zap.String("stream", s.name),

@@ -55,8 +55,18 @@ func (g *flights[V]) do(ctx context.Context, key string, fresh bool, read func(c
 		return f.val, f.err
 	case <-ctx.Done():
 		var none V
-		return none, fmt.Errorf("hub: read given up: %w", context.Cause(ctx))
+		return none, gaveUp(ctx)
 	}
+}
+
+// gaveUp is the error of a caller whose ctx ended while it waited for the log:
+// when its time was up, the log did not answer in time.
+func gaveUp(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: %w", history.ErrUnavailable, cause)
+	}
+	return cause
 }
 
 func (g *flights[V]) fly(key string, f *flight[V], read func(context.Context) (V, error)) {

@@ -104,6 +104,7 @@ type Hub struct {
 	sweepNow chan struct{}
 	evictNow chan struct{}
 	logDown  atomic.Bool
+	resets   atomic.Int64 // when a reset was last told in the log, in nanoseconds since 1970
 	n        counters
 
 	// ctx bounds the reads of the log that callers share; it ends with Run.
@@ -221,4 +222,16 @@ func (h *Hub) reached(err error) {
 	if h.ctx.Err() == nil && h.logDown.CompareAndSwap(false, true) {
 		h.logger.Warn("log unavailable, retrying", zap.Error(err))
 	}
+}
+
+// logReset tells that a stream begins anew: a new life of the log resets
+// every stream at once, so only the first of a minute is a warning.
+func (h *Hub) logReset(stream string, reason protocol.Reason, had, head protocol.Position) {
+	level := zap.DebugLevel
+	now, last := time.Now().UnixNano(), h.resets.Load()
+	if now-last >= int64(time.Minute) && h.resets.CompareAndSwap(last, now) {
+		level = zap.WarnLevel
+	}
+	h.logger.Log(level, "stream cannot be continued, restarting at the head of the log", zap.String("stream", stream),
+		zap.String("reason", string(reason)), zap.Stringer("had", had), zap.Stringer("head", head))
 }

@@ -260,7 +260,8 @@ func TestHub_HerdOnANewStreamCostsOneRead(t *testing.T) {
 		w.log.Slow(100 * time.Millisecond)
 		codec := hubtest.NewCodec(ours)
 		var wg sync.WaitGroup
-		for range 500 {
+		clients := make([]*client, 500)
+		for i := range clients {
 			wg.Go(func() {
 				c, err := w.tryJoin(context.Background(), chat, codec, roomy)
 				if err != nil {
@@ -268,16 +269,20 @@ func TestHub_HerdOnANewStreamCostsOneRead(t *testing.T) {
 					return
 				}
 				c.sub.Live()
-				if c.span.Last != 7 && c.span.Last != 8 {
-					t.Errorf("subscribed at %v", c.span)
-				}
+				clients[i] = c
 			})
 		}
 		time.Sleep(50 * time.Millisecond)
 		w.publish(chat, 1) // its hint waits for the head
 		wg.Wait()
+		synctest.Wait()
 		if n := w.log.Reads("heads"); n != 1 {
 			t.Errorf("%d reads of the head", n)
+		}
+		for _, c := range clients {
+			if c.expectAt(8); c.span.Last < 7 {
+				t.Errorf("subscribed at %v", c.span)
+			}
 		}
 	})
 }
@@ -552,4 +557,37 @@ func TestHub_HeadAndRead(t *testing.T) {
 			t.Errorf("Head: %v", err)
 		}
 	})
+}
+
+// A repeated confirmation tells a position that the wire has not passed: the
+// next message is the one after it.
+func TestB22_TellFitsBetweenMessages(t *testing.T) {
+	w := start(t, hubtest.NewLog(life), hub.Options{})
+	c := w.live(chat, plain)
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		for range 200 {
+			c.sub.Tell(func(sent protocol.Position) []byte {
+				return fmt.Appendf(nil, `{"type":"told","epoch":"%d","offset":%d}`, sent.Epoch, sent.Offset)
+			})
+		}
+	}()
+	for range 500 {
+		w.publish(chat, 1)
+	}
+	<-told
+	c.await(500)
+	at := uint64(0)
+	for _, e := range c.take() {
+		if e.Type == "message" {
+			at++
+		} else if e.Position.Offset != at {
+			t.Fatalf("told %v after message %d", e.Position, at)
+		}
+	}
+	c.sub.Close()
+	if !c.sub.Tell(func(protocol.Position) []byte { return []byte(`{"type":"late"}`) }) || len(c.take()) > 0 {
+		t.Error("told after Close")
+	}
 }

@@ -5,8 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/chronocast/chronocast/history"
 	"github.com/chronocast/chronocast/protocol"
 )
@@ -217,7 +215,7 @@ func (s *stream) ensureStarted(ctx context.Context) error {
 	case <-st.done:
 		return st.err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return gaveUp(ctx)
 	}
 }
 
@@ -304,8 +302,7 @@ func (s *stream) restartLocked(span protocol.Span) {
 // resetLocked restarts the stream at the head of span and tells every
 // subscription that what it had cannot be continued.
 func (s *stream) resetLocked(reason protocol.Reason, span protocol.Span) (told []*Subscription) {
-	s.hub.logger.Warn("stream cannot be continued, restarting at the head of the log", zap.String("stream", s.name),
-		zap.String("reason", string(reason)), zap.Stringer("had", s.tail.Head()), zap.Stringer("head", span.Head()))
+	s.hub.logReset(s.name, reason, s.tail.Head(), span.Head())
 	s.restartLocked(span)
 	for _, g := range s.groups {
 		frame := g.resetFrame(reason, span)
