@@ -89,7 +89,7 @@ func TestClient_CutEvery600msLosesDoublesAndDisordersNothing(t *testing.T) {
 	}
 	if !t.Failed() {
 		throughOurClient.Add(int64(delivered))
-		figure("bundled client: %d clients, %d streams at %d msg/s, %d cuts and %d in mid-frame: %d delivered, lost 0, doubled 0, disordered 0",
+		figure(t, "bundled client: %d clients, %d streams at %d msg/s, %d cuts and %d in mid-frame: %d delivered, lost 0, doubled 0, disordered 0",
 			len(readers), len(streams), perSecond, cuts.Load(), mid.Load(), delivered)
 	}
 }
@@ -284,7 +284,7 @@ func TestB64_FiveBlackholesInARow(t *testing.T) {
 	last = p.numbered("dark", 3)
 	cl.awaitLast("a", last.Offset, 25*time.Second)
 	judge(s.log("dark"), false).delivered("bundled client", cl.messages("a"), 0, true).report(t)
-	figure("B64: 5 dead links in a row, exact; the slowest was noticed and resumed after %v", worst.Round(time.Millisecond))
+	figure(t, "B64: 5 dead links in a row, exact; the slowest was noticed and resumed after %v", worst.Round(time.Millisecond))
 }
 
 // B68: many reconnects under load; a message arrives within a second of each.
@@ -320,7 +320,7 @@ func TestB68_EveryReconnectUnderLoadIsFollowedByAMessage(t *testing.T) {
 	cl.awaitLast("a", last, 20*time.Second)
 	judge(s.log("again"), true).acknowledged(p.ledger.of("again")).delivered("bundled client", cl.messages("a"), 0, true).report(t)
 	throughOurClient.Add(int64(last))
-	figure("B68: %d reconnects under load, a message within 1 s after each, %d messages exact", rounds, last)
+	figure(t, "B68: %d reconnects under load, a message within 1 s after each, %d messages exact", rounds, last)
 }
 
 // B73: disconnect on purpose, ten are published, connect again: ten, exact. The
@@ -428,5 +428,5 @@ func TestB164_SwitchingStreamsMixesNothing(t *testing.T) {
 	if result.Foreign != 0 || result.Seen == 0 {
 		t.Errorf("%d foreign messages of %d", result.Foreign, result.Seen)
 	}
-	figure("B164: %d switches during 10 generations: %d messages, %d foreign", times, result.Seen, result.Foreign)
+	figure(t, "B164: %d switches during 10 generations: %d messages, %d foreign", times, result.Seen, result.Foreign)
 }

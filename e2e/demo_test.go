@@ -99,7 +99,7 @@ func TestDemo_StreamsToTheEndAndIsIdentical(t *testing.T) {
 	if calm := second.identical(60 * time.Second); calm.Counters.OutOfPlace != joined || joined > 10 {
 		t.Errorf("without shuffling %d tokens were out of place, %d of them while joining", calm.Counters.OutOfPlace, joined)
 	}
-	figure("demo page: identical with %d of %d raw arrivals out of place under shuffling, and with 0 without", d.Counters.OutOfPlace, d.Counters.Received)
+	figure(t, "demo page: identical with %d of %d raw arrivals out of place under shuffling, and with 0 without", d.Counters.OutOfPlace, d.Counters.Received)
 }
 
 // All the trouble at once: shuffled, delayed and dropped frames, its own button,
@@ -129,7 +129,7 @@ func TestDemo_CutsDropsShufflingAndAReloadStayIdentical(t *testing.T) {
 		t.Errorf("all that trouble made no gap: %+v", d.Counters)
 	}
 	b.noComplaints(true)
-	figure("demo page: cuts by button and proxy, drops, shuffling, a reload: identical, %d gaps healed, %d frames dropped", d.Counters.Gaps, d.Counters.Dropped)
+	figure(t, "demo page: cuts by button and proxy, drops, shuffling, a reload: identical, %d gaps healed, %d frames dropped", d.Counters.Gaps, d.Counters.Dropped)
 }
 
 // The server is killed while an answer is being written: the page comes back,

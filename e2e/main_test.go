@@ -88,7 +88,12 @@ func eventually(t testing.TB, within time.Duration, what string, cond func() boo
 // for something to have happened.
 func pause(d time.Duration) { <-time.After(d) }
 
-func figure(format string, args ...any) { fmt.Printf("e2e figure: "+format+"\n", args...) }
+// figure prints what a test has measured, unless it has failed.
+func figure(t testing.TB, format string, args ...any) {
+	if !t.Failed() {
+		fmt.Printf("e2e figure: "+format+"\n", args...)
+	}
+}
 
 func itoa(n int) string { return strconv.Itoa(n) }
 

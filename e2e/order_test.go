@@ -53,7 +53,7 @@ func TestB01_64PublishersOneOrderOnTheRawWire(t *testing.T) {
 		}
 		last[w] = i
 	}
-	figure("%d publishers x %d on one stream: %d sockets, %d inversions on the raw wire, %.0f msg/s acknowledged",
+	figure(t, "%d publishers x %d on one stream: %d sockets, %d inversions on the raw wire, %.0f msg/s acknowledged",
 		publishers, each, len(sockets), total, float64(publishers*each)/took.Seconds())
 	if total != 0 {
 		t.Errorf("%d inversions", total)
@@ -287,5 +287,5 @@ func TestB28_TheFirstMessageAfterTheConfirmIsTheNextOffset(t *testing.T) {
 	if err := <-publishing; err != nil {
 		t.Fatal(err)
 	}
-	figure("B28: %d live-only subscriptions under load, each began at confirm+1", rounds)
+	figure(t, "B28: %d live-only subscriptions under load, each began at confirm+1", rounds)
 }

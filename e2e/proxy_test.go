@@ -313,6 +313,10 @@ func (p *proxy) blackhole() int {
 	return p.each(func(l *link) { l.frozen.Store(true) })
 }
 
+// cutLater cuts all connections once the frame in hand has passed. It may be
+// called from a filter.
+func (p *proxy) cutLater() { p.wg.Go(func() { p.cut() }) }
+
 // open counts the connections that are open now.
 func (p *proxy) open() int {
 	p.mu.Lock()

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 // place is where a message stands: one (epoch, offset) of a stream.
@@ -358,11 +359,23 @@ func (s *server) log(stream string) []message {
 	}
 }
 
-// jsonText quotes s as JSON the way a browser would.
+// jsonText quotes s as a browser's JSON.stringify would, so that what a client
+// has parsed and written again can be compared byte for byte.
 func jsonText(s string) string {
-	var b strings.Builder
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	e.Encode(s)
-	return strings.TrimSuffix(b.String(), "\n")
+	b := []byte{'"'}
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b = append(b, '\\', byte(r))
+		case r < 0x20:
+			if i := strings.IndexRune("\b\t\n\f\r", r); i >= 0 {
+				b = append(b, '\\', "btnfr"[i])
+			} else {
+				b = fmt.Appendf(b, "\\u%04x", r)
+			}
+		default:
+			b = utf8.AppendRune(b, r)
+		}
+	}
+	return string(append(b, '"'))
 }

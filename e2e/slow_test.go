@@ -223,7 +223,7 @@ func TestB127_AStoppedReaderHarmsNobody(t *testing.T) {
 		n, ok := s.metric("chronocast_connections")
 		return ok && int(n) == len(healthy)
 	})
-	figure("B127: 1 stopped reader beside %d healthy, %d x 30 KB: p50 %v, p99 %v, memory +%d MiB",
+	figure(t, "B127: 1 stopped reader beside %d healthy, %d x 30 KB: p50 %v, p99 %v, memory +%d MiB",
 		len(healthy), total, took[len(took)/2].Round(time.Millisecond), p99.Round(time.Millisecond), grown>>20)
 }
 
@@ -277,7 +277,7 @@ func TestB131_ASlowLinkReachesTheHeadInTheEnd(t *testing.T) {
 	judge(s.log("slow"), true).acknowledged(p.ledger.of("slow")).
 		delivered("bundled client", cl.messages("slow"), 0, true).report(t)
 	throughOurClient.Add(int64(last))
-	figure("B131: a link of 20 KB/s under 200 KB/s: memory +%d MiB, %d messages exact, %d connections", grown>>20, last, px.accepted.Load())
+	figure(t, "B131: a link of 20 KB/s under 200 KB/s: memory +%d MiB, %d messages exact, %d connections", grown>>20, last, px.accepted.Load())
 }
 
 // B134: connections that are dropped in every way leave nothing behind.
