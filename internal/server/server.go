@@ -151,6 +151,10 @@ var errStopping = errors.New("server: stopping")
 // called once.
 func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	lst := newListener(l, s.log)
+	webLog, err := zap.NewStdLogAt(s.log, zap.WarnLevel)
+	if err != nil {
+		return err
+	}
 	web := &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: 10 * time.Second,
@@ -159,7 +163,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		IdleTimeout:       120 * time.Second,
 		MaxHeaderBytes:    16 << 10,
 		ConnState:         settled,
-		ErrorLog:          zap.NewStdLog(s.log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))),
+		ErrorLog:          webLog,
 	}
 	pings, stopPings := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopPings()
@@ -177,7 +181,6 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	})
 	wg.Go(func() { s.pings(pings) })
 
-	var err error
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
