@@ -11,6 +11,7 @@ import (
 
 	"github.com/chronocast/chronocast/internal/hub"
 	"github.com/chronocast/chronocast/internal/hub/hubtest"
+	"github.com/chronocast/chronocast/protocol"
 )
 
 // run lets the hub of a world run until the test ends.
@@ -119,5 +120,35 @@ func TestSweep_LogThatHangs(t *testing.T) {
 		w.log.Fault(nil)
 		time.Sleep(8 * time.Second)
 		c.expect("1", "2")
+	})
+}
+
+// A hint of what the log does not have is no reason to read it all the time,
+// nor to deliver it.
+func TestSweep_HintTheLogDoesNotBearOut(t *testing.T) {
+	bubble(t, hub.Options{}, func(t *testing.T, w *world) {
+		c := w.live(chat, ours)
+		w.publish(chat, 2)
+		w.hub.Publish([]protocol.Batch{{Stream: chat, Epoch: life, Messages: []protocol.Message{{Offset: 9, Data: []byte("9")}}}})
+		time.Sleep(time.Minute)
+		c.expect("1", "2")
+		if n := w.log.Reads("range"); n > 80 {
+			t.Errorf("%d reads in a minute", n)
+		}
+		if _, reason := c.replay(1); reason != "" {
+			t.Fatal(reason)
+		}
+		time.Sleep(time.Minute)
+		if n := w.log.Reads("range"); n > 300 {
+			t.Errorf("%d reads in two minutes", n)
+		}
+		c.expect("r2")
+		w.publish(chat, 7)
+		time.Sleep(time.Second)
+		got := words(c.take())
+		if got[0] != "r3" || got[7] != "confirm_history" {
+			t.Errorf("saw %v", got)
+		}
+		c.expectAt(9)
 	})
 }
