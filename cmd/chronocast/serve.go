@@ -106,7 +106,13 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		ShutdownTimeout:    c.ShutdownTimeout,
 		Log:                log,
 	})
-	front = append(front, func(ctx context.Context) error { return srv.Run(ctx, listener) })
+	front = append(front, func(ctx context.Context) error {
+		select {
+		case <-seq.Ready(): // it would refuse the first requests
+		case <-ctx.Done():
+		}
+		return srv.Run(ctx, listener)
+	})
 
 	absolute, err := filepath.Abs(path)
 	if err != nil {
