@@ -177,7 +177,7 @@ func (d *Demo) serveOrder(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, errBusy):
 		w.Header().Set("Retry-After", "5")
 		writeError(w, http.StatusTooManyRequests, "too_many_answers",
-			fmt.Sprintf("%d answers are being written; try again when one has ended", d.opts.Answers))
+			fmt.Sprintf("%d answers are being written already", d.opts.Answers))
 		return
 	case err != nil:
 		w.Header().Set("Retry-After", "1")

@@ -37,7 +37,7 @@ function setUpRecipes() {
   const cable = origin.replace(/^http/, 'ws') + '/cable'
   $('snippet').textContent = [
     `import { createClient } from "${origin}/client.js"`,
-    `const stream = createClient("${cable}").stream("${HELLO}", { after: "start" })`,
+    `const stream = createClient("${cable}").stream("${HELLO}")`,
     `stream.on("message", ({ offset, data }) => console.log(offset, data))`,
   ].join('\n')
   $('curl').textContent = `curl ${origin}/streams/${HELLO}/messages \\\n  -H 'Content-Type: text/plain' -d 'Hello, 世界 👋'`

@@ -48,6 +48,8 @@ let moved = begun
 let waitingSince = 0
 /** what comes next was asked for, after a reconnect or at the start */
 let resuming = false
+/** begin is at work */
+let ordering = false
 
 const seconds = () => (performance.now() - begun) / 1000
 /** @param {string} tone @param {string} words @param {string} [topic] */
@@ -140,6 +142,7 @@ function watch(which) {
 function delivered({ data, offset }) {
   measure.deliver(offset)
   moved = performance.now()
+  if (phase === 'failed' && !ordering) enter('writing')
   ordered.append(String(data))
   if (measure.position >= text.tokens) complete()
   draw()
@@ -209,7 +212,9 @@ const rate = () => Number($('speed').value)
 
 /** begin has a new answer written and watches it. */
 async function begin() {
-  $('again').disabled = true
+  if (ordering) return
+  ordering = true
+  $('again').setAttribute('aria-disabled', 'true')
   for (;;) {
     try {
       if (!text.tokens) {
@@ -224,7 +229,8 @@ async function begin() {
       await new Promise((resolve) => setTimeout(resolve, wait * 1000))
     }
   }
-  $('again').disabled = false
+  ordering = false
+  $('again').removeAttribute('aria-disabled')
 }
 
 /** proceed orders the rest of an answer whose writer has gone, say with a restart of the server. */
@@ -242,7 +248,7 @@ async function proceed() {
 setInterval(() => {
   if (name) remember()
   const still = performance.now() - moved > STALL
-  if (still && (phase === 'writing' || phase === 'failed') && stream?.state === 'live') proceed()
+  if (still && !ordering && (phase === 'writing' || phase === 'failed') && stream?.state === 'live') proceed()
   if (waitingSince) draw()
 }, 1000)
 
@@ -274,7 +280,7 @@ function put(id, value) {
 
 /** @returns {[tone: string, words: string]} */
 function condition() {
-  if (phase === 'failed') return ['bad', 'Trouble']
+  if (phase === 'failed') return ['bad', 'Waiting']
   if (phase === 'starting' || !stream) return ['plain', 'Starting']
   if (client.state === 'connecting' || client.state === 'waiting') return ['bad', 'Cut off']
   if (client.state === 'closed' || stream.state === 'closed') return ['bad', 'Closed']
@@ -308,8 +314,8 @@ function paint() {
   put('raw-title', `${number.format(measure.outOfPlace)} of ${number.format(measure.received)} out of place`)
   $('raw-verdict').dataset.tone = measure.outOfPlace ? 'bad' : measure.received ? 'ok' : 'plain'
   $('verdict').dataset.tone = verdict ? (verdict.identical ? 'ok' : 'bad') : 'plain'
-  put('verdict-title', verdict ? sentence(verdict) : 'Compared with the source when complete')
-  put('verdict-text', verdict?.fingerprint ? `SHA-256 ${verdict.fingerprint.slice(0, 16)}… of what you see` : 'byte for byte, by fingerprint')
+  put('verdict-title', verdict ? sentence(verdict) : 'Not complete yet')
+  put('verdict-text', verdict?.fingerprint ? `SHA-256 of what you see: ${verdict.fingerprint.slice(0, 12)}…` : verdict ? 'compared with the source' : 'then compared with the source, byte for byte')
 }
 
 // — controls —

@@ -84,7 +84,7 @@ export class TextView {
     const marker = /^(?:(#{1,3})|(-)|(\d{1,2})\.) /.exec(line)
     if (marker) {
       const [all, heading, dash] = marker
-      this.#place(this.#line(heading ? (heading.length === 1 ? 'h3' : 'h4') : dash ? 'ul' : 'ol', Number(marker[3])), all.length)
+      this.#place(this.#line(heading ? 'h3' : dash ? 'ul' : 'ol', Number(marker[3])), all.length)
     } else if (!/^(?:#{1,3}|-|\d{1,2}\.?)$/.test(line)) {
       this.#place(this.#line('p'), 0)
     } else {

@@ -133,6 +133,8 @@ test('a cut loses what is held and what is sent; the next socket is silent, then
   t.mock.timers.tick(1)
   assert.equal(got[0].type, 'welcome')
   assert.deepEqual(offsets(), [3])
+  first.serve(message(4)) // was on its way when the connection was cut
+  assert.deepEqual(offsets(), [3])
   second.send('heard')
   assert.deepEqual(second.sent, ['heard'])
 })
