@@ -134,6 +134,9 @@ func (s *Sequencer) Append(ctx context.Context, r Request) ([]Placed, error) {
 	if err != nil || len(r) == 0 {
 		return nil, err
 	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotStored, ended(ctx))
+	}
 	w := &waiter{request: r, bytes: bytes, answer: make(chan Result, 1)}
 	if err := s.enqueue(w); err != nil {
 		return nil, err

@@ -88,9 +88,15 @@ var chunks = []int{64, 32, 16, 8, 4, 2, 1}
 var (
 	sqlInsert    = inserts("INSERT INTO messages (id, channel_id, offset_, at, payload) VALUES ", "(?, ?, ?, ?, ?)")
 	sqlInsertRun = inserts("INSERT INTO runs (channel_id, first_offset, id) VALUES ", "(?, ?, ?)")
-	sqlBump      = inserts(`WITH more(id, n, bytes) AS (VALUES `, "(?, ?, ?)", `)
-		UPDATE channels SET last_offset = last_offset + more.n, bytes = channels.bytes + more.bytes
-		FROM more WHERE channels.id = more.id RETURNING channels.id, last_offset, epoch`)
+	sqlBump      = func() map[int]string {
+		m := inserts(`WITH more(id, n, bytes) AS (VALUES `, "(?, ?, ?)", `)
+			UPDATE channels SET last_offset = last_offset + more.n, bytes = channels.bytes + more.bytes
+			FROM more WHERE channels.id = more.id RETURNING channels.id, last_offset, epoch`)
+		// One stream is the common case and needs no join.
+		m[1] = `UPDATE channels SET last_offset = last_offset + ?2, bytes = bytes + ?3 WHERE id = ?1
+			RETURNING id, last_offset, epoch`
+		return m
+	}()
 )
 
 func inserts(before, row string, after ...string) map[int]string {
@@ -227,7 +233,13 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 		// It is a lower bound: being behind only makes it less watchful.
 		s.log.Warn("the life file could not be written", zap.Error(err))
 	}
-	s.limitWAL()
+	for i := range p.streams {
+		s.walBytes += p.streams[i].bytes
+	}
+	if s.walBytes > s.opts.MaxWAL/8 {
+		s.walBytes = 0
+		s.limitWAL()
+	}
 	return p.place(at), nil
 }
 
@@ -269,7 +281,12 @@ func (s *Store) commitTime() int64 {
 // admit decides about each request and lists what the admitted ones store.
 func (s *Store) admit(ctx context.Context, p *plan, batch []sequencer.Request, at int64, careful bool) error {
 	p.results = make([]sequencer.Result, len(batch))
-	room := map[string]int64{} // offsets left, known when careful
+	total := 0
+	for _, r := range batch {
+		total += len(r)
+	}
+	placed := make([]sequencer.Placed, total) // one allocation for all
+	room := map[string]int64{}                // offsets left, known when careful
 	for i, r := range batch {
 		items, streams := len(p.items), len(p.streams)
 		refusal, err := s.admitOne(ctx, p, r, at)
@@ -287,7 +304,7 @@ func (s *Store) admit(ctx context.Context, p *plan, batch []sequencer.Request, a
 			p.undo(items, streams)
 			continue
 		}
-		p.results[i].Placed = make([]sequencer.Placed, len(r))
+		p.results[i].Placed, placed = placed[:len(r):len(r)], placed[len(r):]
 	}
 	return nil
 }
@@ -308,11 +325,14 @@ func (s *Store) admitOne(ctx context.Context, p *plan, r sequencer.Request, at i
 			}
 			p.keys[item.key] = len(p.items)
 		}
-		st, ok := p.index[b.Stream]
-		if !ok {
-			st = len(p.streams)
-			p.index[b.Stream] = st
-			p.streams = append(p.streams, planStream{name: b.Stream, id: s.ids[b.Stream]})
+		st := len(p.streams) - 1
+		if st < 0 || p.streams[st].name != b.Stream { // not the one that came last
+			var ok bool
+			if st, ok = p.index[b.Stream]; !ok {
+				st = len(p.streams)
+				p.index[b.Stream] = st
+				p.streams = append(p.streams, planStream{name: b.Stream, id: s.ids[b.Stream]})
+			}
 		}
 		p.streams[st].count++
 		p.streams[st].bytes += int64(len(b.Data))

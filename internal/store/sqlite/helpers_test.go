@@ -54,6 +54,10 @@ func one(stream, data string) sequencer.Request {
 	return sequencer.Request{{Stream: stream, Data: []byte(data)}}
 }
 
+func keyed(stream, data, key string) sequencer.Request {
+	return sequencer.Request{{Stream: stream, Data: []byte(data), Key: key}}
+}
+
 // fill appends n messages, whose payloads are their offsets, in batches.
 func fill(t *testing.T, s *Store, stream string, n int) {
 	t.Helper()

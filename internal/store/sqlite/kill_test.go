@@ -101,6 +101,9 @@ func TestKill_AcknowledgedMessagesSurvive(t *testing.T) {
 				t.Fatalf("round %d: s%d has %d messages, %d were acknowledged", round, i, span.Last, len(want))
 			}
 			for offset, data := range want {
+				if offset > span.Last {
+					t.Fatalf("round %d: s%d ends at %d, %s was acknowledged at %d", round, i, span.Last, data, offset)
+				}
 				if offset >= span.First && string(messages[offset-span.First].Data) != data {
 					t.Fatalf("round %d: s%d holds %s at %d, acknowledged was %s", round, i, messages[offset-span.First].Data, offset, data)
 				}

@@ -21,7 +21,8 @@ type lifeFile struct {
 	f    *os.File
 	info os.FileInfo
 	lifeRecord
-	buf [lifeSize]byte
+	empty bool // nothing was ever written to it
+	buf   [lifeSize]byte
 }
 
 // lifeRecord is what the file says. The zero record is of no database.
@@ -76,15 +77,23 @@ func (l *lifeFile) open() error {
 	if err != nil && err != io.EOF {
 		return err
 	}
+	l.empty = n == 0
 	l.lifeRecord, _ = decodeLife(l.buf[:n])
 	return nil
 }
 
-func (l *lifeFile) close() error { return l.f.Close() }
+// close gives up the lock. A file that was made by an Open that failed is
+// removed, so that nothing is left beside a file that is not ours.
+func (l *lifeFile) close(failed bool) error {
+	if failed && l.empty {
+		return errors.Join(os.Remove(l.f.Name()), l.f.Close())
+	}
+	return errors.Join(l.f.Sync(), l.f.Close())
+}
 
 // write replaces the record with one write, durable when sync is set.
 func (l *lifeFile) write(r lifeRecord, sync bool) error {
-	l.lifeRecord = r
+	l.lifeRecord, l.empty = r, false
 	r.encode(&l.buf)
 	if _, err := l.f.WriteAt(l.buf[:], 0); err != nil {
 		return err

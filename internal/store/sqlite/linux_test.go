@@ -71,6 +71,33 @@ func TestB113_FileSystemFull(t *testing.T) {
 		if s.epoch != epoch {
 			t.Error("a full disk began another epoch")
 		}
+		whole(t, s, "s", 0)
+		mustClose(t, s)
+
+		// A server can be started on a disk that has no room at all.
+		fillDisk(t, ballast)
+		s, err = Open(t.Context(), filepath.Join(dir, "a.db"), Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if s.epoch != epoch {
+			t.Error("a start on a full disk began another epoch")
+		}
+		whole(t, s, "s", 0)
+	}
+}
+
+// fillDisk writes a file until there is no room for a byte more.
+func fillDisk(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for block := make([]byte, 4096); err == nil; {
+		_, err = f.Write(block)
 	}
 }
 

@@ -70,7 +70,8 @@ func TestB110_OutsideWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	_, err := s.Append(t.Context(), []sequencer.Request{one("s", "6")})
+	// With a key, so that the transaction reads before it writes.
+	_, err := s.Append(t.Context(), []sequencer.Request{keyed("s", "6", "k")})
 	if !errors.Is(err, sequencer.ErrBusy) || !errors.Is(err, sequencer.ErrNotStored) {
 		t.Fatalf("append: %v", err)
 	}
@@ -87,7 +88,7 @@ func TestB110_OutsideWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() {
-		_, err := s.Append(background, []sequencer.Request{one("s", "6")})
+		_, err := s.Append(background, []sequencer.Request{keyed("s", "6", "k")})
 		answered <- err
 	}()
 	whole(t, s, "s", 0)

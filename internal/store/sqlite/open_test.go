@@ -71,8 +71,12 @@ func TestOpen_SaysWhatIsWrong(t *testing.T) {
 			if !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), "sqlite: ") {
 				t.Errorf("the message %q should contain %q", err, c.want)
 			}
-			if after, _ := os.ReadFile(path); (name == "no database" || name == "short") && string(after) != string(before) {
+			foreign := name == "no database" || name == "short" || name == "other program"
+			if after, _ := os.ReadFile(path); foreign && string(after) != string(before) {
 				t.Error("the file was changed")
+			}
+			if files, _ := filepath.Glob(path + "?*"); foreign && len(files) > 0 {
+				t.Errorf("left behind: %v", files)
 			}
 		})
 	}

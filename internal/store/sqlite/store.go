@@ -94,17 +94,18 @@ type Store struct {
 
 	clockBack atomic.Int64 // highest message id that follows a step of the clock backwards
 
-	wmu     sync.Mutex // guards what follows: the right to write
-	w       *conn      // nil after it broke; opened again by the next writer
-	closed  bool
-	life    *lifeFile
-	nextID  int64 // of the next message
-	tail    int64 // channel id of the message before it; 0 when its id is not nextID-1
-	lastAt  int64 // commit time of the newest message
-	ids     map[string]int64
-	plan    plan      // scratch of Append
-	walTry  time.Time // when emptying the write-ahead log was last tried
-	walWarn time.Time // when its failure was last told
+	wmu      sync.Mutex // guards what follows: the right to write
+	w        *conn      // nil after it broke; opened again by the next writer
+	closed   bool
+	life     *lifeFile
+	nextID   int64 // of the next message
+	tail     int64 // channel id of the message before it; 0 when its id is not nextID-1
+	lastAt   int64 // commit time of the newest message
+	ids      map[string]int64
+	plan     plan      // scratch of Append
+	walBytes int64     // payload written since the log was last looked at
+	walTry   time.Time // when emptying the write-ahead log was last tried
+	walWarn  time.Time // when its failure was last told
 
 	tmu  sync.Mutex // guards trim; held while a step is chosen, never with wmu wanted by Append
 	trim trimmer
@@ -160,6 +161,9 @@ func (s *Store) open(ctx context.Context) error {
 	s.life = life
 	if err := createFile(s.path); err != nil {
 		return fmt.Errorf("sqlite: %w", err)
+	}
+	if err := s.checkOwner(ctx); err != nil {
+		return openError(s.path, err)
 	}
 	if s.w, err = s.openWriter(ctx); err != nil {
 		return openError(s.path, err)
@@ -239,7 +243,29 @@ func (s *Store) openWriter(ctx context.Context) (*conn, error) {
 	)
 }
 
-// prepareFile makes sure that the file is ours and has the schema we know.
+// checkOwner refuses the database of another program before anything in it is
+// changed.
+func (s *Store) checkOwner(ctx context.Context) error {
+	c, err := openConn(ctx, s.path, strings.TrimPrefix(s.busyTimeout(), "PRAGMA "))
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	app, err := c.number(ctx, "PRAGMA application_id")
+	if err != nil {
+		return err
+	}
+	tables, err := c.number(ctx, "SELECT count(*) FROM sqlite_schema")
+	if err != nil {
+		return err
+	}
+	if app != applicationID && (app != 0 || tables != 0) {
+		return errors.New("the file is the database of another program; it was left untouched")
+	}
+	return nil
+}
+
+// prepareFile gives the file the schema we know.
 func (s *Store) prepareFile(ctx context.Context) error {
 	mode := ""
 	if _, err := s.w.first(ctx, "PRAGMA journal_mode", func(row []driver.Value) { mode, _ = row[0].(string) }); err != nil {
@@ -248,22 +274,14 @@ func (s *Store) prepareFile(ctx context.Context) error {
 	if mode != "wal" {
 		return fmt.Errorf("the file system does not allow a write-ahead log (journal mode %q)", mode)
 	}
+	// What is in place is not written again: a full disk must not keep the
+	// server from starting and serving what there is.
 	app, err := s.w.number(ctx, "PRAGMA application_id")
+	if err == nil && app != applicationID {
+		err = s.w.script(ctx, fmt.Sprintf("PRAGMA application_id = %d", applicationID))
+	}
 	if err != nil {
 		return err
-	}
-	tables, err := s.w.number(ctx, "SELECT count(*) FROM sqlite_schema")
-	if err != nil {
-		return err
-	}
-	switch {
-	case app == applicationID:
-	case app == 0 && tables == 0:
-		if err := s.w.script(ctx, fmt.Sprintf("PRAGMA application_id = %d", applicationID)); err != nil {
-			return err
-		}
-	default:
-		return errors.New("the file is the database of another program")
 	}
 	return migrate(ctx, s.w, migrations.SQLite)
 }
@@ -309,7 +327,10 @@ func (s *Store) decideLife(ctx context.Context) error {
 		case why != "":
 			record.epoch = max(now, meta.epoch+1, remembered.epoch+1)
 		}
-		meta.database, meta.epoch, meta.identity = record.database, record.epoch, identity
+		before := meta
+		if meta.database, meta.epoch, meta.identity = record.database, record.epoch, identity; meta == before {
+			return nil
+		}
 		return s.writeMeta(ctx, meta)
 	})
 	if err != nil {
@@ -509,7 +530,7 @@ func (s *Store) Close() error {
 		errs = append(errs, c.close())
 	}
 	if s.life != nil {
-		errs = append(errs, s.life.f.Sync(), s.life.close())
+		errs = append(errs, s.life.close(s.epoch == 0))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("sqlite: close: %w", err)

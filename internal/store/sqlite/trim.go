@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
-	"reflect"
 	"slices"
 	"time"
 
@@ -24,6 +23,7 @@ type trimmer struct {
 	queue []int64 // channels to look at, taken from the dirty set
 	ages  []ageCursor
 	keys  int64 // id up to which keys were pruned
+	turn  int   // the kind of work done last
 }
 
 // ageCursor follows the messages of all streams with one age limit through the
@@ -32,6 +32,9 @@ type ageCursor struct {
 	age time.Duration
 	id  int64 // messages up to this one were looked at
 }
+
+// kinds of work: by size, by age, keys.
+const kinds = 3
 
 // stepRows is how many messages one step removes at most.
 const stepRows = 500
@@ -70,46 +73,34 @@ func (s *Store) Trim(ctx context.Context, r history.Retention) (more bool, err e
 	var keys int64
 	t := s.trim // advanced only when the step is made
 	err = s.read(ctx, "trim", func(c *conn) error {
-		rows := 0
-		cutNow := make(map[int64]bool)
-		for looked := 0; rows < stepRows && looked < stepRows && ctx.Err() == nil; looked++ {
-			id, ok, err := s.nextChannel(c, &t)
+		// Each kind of work has its turn: a stream that is always over its
+		// limit must not keep the old messages of others for ever.
+		for range kinds {
+			var pending bool
+			var err error
+			switch t.turn = (t.turn + 1) % kinds; t.turn {
+			case 0:
+				cuts, pending, err = s.chooseBySize(ctx, c, &t, r)
+			case 1:
+				cuts, pending, err = s.chooseByAge(c, &t, r)
+			case 2:
+				keys, pending, err = s.chooseKeys(c, &t)
+			}
 			if err != nil {
 				return err
 			}
-			if !ok {
-				break
+			if len(cuts) > 0 || keys > 0 {
+				more = true
+				return nil
 			}
-			more = true
-			if cutNow[id] { // it was in the dirty set and in the full scan
-				continue
-			}
-			cut, unfinished, err := s.chooseBySize(c, id, r, stepRows-rows)
-			if err != nil {
-				return err
-			}
-			if unfinished {
-				t.queue = append(t.queue, id)
-			}
-			if len(cut.ids) > 0 {
-				cuts = append(cuts, cut)
-				cutNow[id] = true
-				rows += len(cut.ids)
-			}
+			more = more || pending
 		}
-		if len(cuts) > 0 || more {
-			return nil
-		}
-		if cuts, more, err = s.chooseByAge(c, &t, r); err != nil || len(cuts) > 0 || more {
-			return err
-		}
-		keys, more, err = s.chooseKeys(c, &t)
-		return err
+		return nil
 	})
 	if err != nil {
 		return false, err
 	}
-	if len(cuts) > 0 || keys > 0 {
+	if more && (len(cuts) > 0 || keys > 0) {
 		if err := s.remove(ctx, cuts, keys); err != nil {
 			s.trim.started = false // look at everything again
 			return false, err
@@ -121,8 +112,8 @@ func (s *Store) Trim(ctx context.Context, r history.Retention) (more bool, err e
 
 func (s *Store) prepareTrim(r history.Retention) {
 	t := &s.trim
-	if !t.started || !reflect.DeepEqual(t.retention, r) {
-		*t = trimmer{retention: history.Retention{Default: r.Default, Rules: append([]history.Rule(nil), r.Rules...)}, started: true}
+	if !t.started || t.retention.Default != r.Default || !slices.Equal(t.retention.Rules, r.Rules) {
+		*t = trimmer{retention: history.Retention{Default: r.Default, Rules: slices.Clone(r.Rules)}, started: true, turn: kinds - 1}
 		ages := map[time.Duration]bool{r.Default.Age: true}
 		for _, rule := range r.Rules {
 			ages[rule.Age] = true
@@ -140,6 +131,39 @@ func (s *Store) prepareTrim(r history.Retention) {
 		clear(s.dirty)
 		s.dmu.Unlock()
 	}
+}
+
+// chooseBySize looks at the streams that have grown, and at those of the full
+// scan, and lists what is over their limits of count and bytes. pending says
+// that there are more streams to look at.
+func (s *Store) chooseBySize(ctx context.Context, c *conn, t *trimmer, r history.Retention) (cuts []cut, pending bool, err error) {
+	rows := 0
+	seen := make(map[int64]bool)
+	for looked := 0; rows < stepRows && looked < stepRows && ctx.Err() == nil; looked++ {
+		id, ok, err := s.nextChannel(c, t)
+		if err != nil {
+			return nil, false, err
+		}
+		if !ok {
+			break
+		}
+		if seen[id] { // it has grown and is in the full scan too
+			continue
+		}
+		seen[id] = true
+		k, unfinished, err := s.cutToSize(c, id, r, stepRows-rows)
+		if err != nil {
+			return nil, false, err
+		}
+		if unfinished {
+			t.queue = append(t.queue, id)
+		}
+		if len(k.ids) > 0 {
+			cuts = append(cuts, k)
+			rows += len(k.ids)
+		}
+	}
+	return cuts, len(t.queue) > 0 || t.scan >= 0, nil
 }
 
 // nextChannel returns the next channel to look at for count and bytes: those
@@ -166,9 +190,9 @@ func (s *Store) nextChannel(c *conn, t *trimmer) (id int64, ok bool, err error) 
 	return id, true, nil
 }
 
-// chooseBySize finds what a stream keeps beyond its limits of count and bytes,
-// up to rows messages; unfinished says that there is more.
-func (s *Store) chooseBySize(c *conn, id int64, r history.Retention, rows int) (_ cut, unfinished bool, err error) {
+// cutToSize finds what a stream keeps beyond its limits of count and bytes, up
+// to rows messages; unfinished says that there is more.
+func (s *Store) cutToSize(c *conn, id int64, r history.Retention, rows int) (_ cut, unfinished bool, err error) {
 	var name string
 	var first, last, bytes int64
 	found, err := c.first(context.Background(), sqlChannelByID, func(row []driver.Value) {

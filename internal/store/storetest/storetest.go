@@ -67,6 +67,7 @@ func Run(t *testing.T, fresh func(t *testing.T) Database) {
 		{"TrimByBytes", testTrimBytes},
 		{"TrimByAge", testTrimAge},
 		{"TrimByRule", testTrimRule},
+		{"TrimStarvesNothing", testTrimStarvesNothing},
 		{"B31_TrimWhilePaging", testTrimWhilePaging},
 		{"TrimWhilePublishing", testTrimWhilePublishing},
 		{"B92_Names", testNames},
