@@ -252,7 +252,7 @@ export function step(before, event) {
         if (compareEpochs(message.epoch, position.epoch) < 0) break
         hear(message)
       }
-      if (!s.paused || !position) pass(add(s.gate, message))
+      if (!s.paused) pass(add(s.gate, message))
       settle(GAP_DELAY)
       break
     }
@@ -321,11 +321,9 @@ export function step(before, event) {
       s.paused = true
       s.asked = false
       calm()
-      if (event.at) {
-        s.gate = gate(event.at)
-        if (position) hear(position)
-        if (s.since) s.since = event.at
-      }
+      s.gate = gate(event.at ?? position)
+      if (position) hear(position)
+      if (event.at && s.since) s.since = event.at
       break
 
     case 'unpause':

@@ -306,13 +306,16 @@ export class FakeServer {
    * @param {FakeSocket} socket
    */
   connected(socket) {
-    this.#platform.setTimeout(() => {
-      if (!this.accepting) return socket.drop()
-      socket.oncommand = (command) => this.answer(socket, command)
-      socket.accept()
-      this.#subscribed.set(socket, new Map())
-      this.send(socket, { type: 'welcome' })
-    }, 0)
+    this.#platform.setTimeout(() => this.welcome(socket), 0)
+  }
+
+  /** welcome lets a socket open and serves it from then on. @param {FakeSocket} socket */
+  welcome(socket) {
+    if (!this.accepting) return socket.drop()
+    socket.oncommand = (command) => this.answer(socket, command)
+    socket.accept()
+    this.#subscribed.set(socket, new Map())
+    this.send(socket, { type: 'welcome' })
   }
 
   /**
