@@ -127,7 +127,7 @@ func TestB131_SlowPeerIsNotCut(t *testing.T) {
 		if err := end.SetReadDeadline(time.Time{}); err != nil {
 			t.Fatal(err)
 		}
-		slow, _ := newFrames(bufio.NewReaderSize(slowReader{end, 9 * time.Second}, 2<<10))
+		slow, _ := newFrames(bufio.NewReader(slowReader{end, 9 * time.Second}))
 		var got []hubtest.Event
 		for len(got) < n {
 			f, err := slow()
@@ -147,7 +147,7 @@ func TestB131_SlowPeerIsNotCut(t *testing.T) {
 	})
 }
 
-// slowReader pauses before every read.
+// slowReader pauses before every read of at most 2 KiB.
 type slowReader struct {
 	r     io.Reader
 	pause time.Duration
@@ -155,7 +155,7 @@ type slowReader struct {
 
 func (s slowReader) Read(b []byte) (int, error) {
 	time.Sleep(s.pause)
-	return s.r.Read(b)
+	return s.r.Read(b[:min(len(b), 2<<10)])
 }
 
 // newFrames reads the frames of a server from r.
@@ -363,6 +363,9 @@ func TestConn_CloseCodes(t *testing.T) {
 				}
 				if code() != tt.code {
 					t.Errorf("close code %d (%v), want %d", code(), err, tt.code)
+				}
+				if rest, _ := io.ReadAll(end); len(rest) > 0 {
+					t.Errorf("%q after the close frame: somebody else writes as well", rest)
 				}
 				synctest.Wait()
 				time.Sleep(cutGrace + lingerTime)

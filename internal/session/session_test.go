@@ -81,6 +81,75 @@ func TestConversations(t *testing.T) {
 	}
 }
 
+// eager is a sink under which something is committed at the worst moment: when
+// a confirmation is about to be queued.
+type eager struct {
+	*hubtest.Sink
+	publish func()
+}
+
+func (e *eager) Push(frames [][]byte) bool {
+	if bytes.HasPrefix(frames[0], []byte(`{"type":"confirm_subscription"`)) {
+		e.publish()
+		synctest.Wait()
+	}
+	return e.Sink.Push(frames)
+}
+
+// TestB44_NothingComesBeforeTheConfirmation: what is committed between
+// registration and confirmation comes after it, with and without a replay.
+func TestB44_NothingComesBeforeTheConfirmation(t *testing.T) {
+	for _, level := range []string{"plain", "ext", "chronocast"} {
+		for _, history := range []string{``, `,"history":{"streams":{"a":{"epoch":"1700000000000000","offset":0}}}`} {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				log := hubtest.NewLog(epoch)
+				h := hub.New(log, hub.Options{})
+				ended := make(chan error, 1)
+				go func() { ended <- h.Run(ctx) }()
+				log.AppendN("a", 3)
+				sink := &eager{hubtest.NewSink(64 << 10), func() { h.Publish([]protocol.Batch{log.AppendN("a", 2)}) }}
+				codec, _ := protocol.ForSubprotocols([]string{levels[level]})
+				s := session.NewFactory(session.Config{Hub: h, Authorizer: auth.Open{}}).New(codec, sink, nil)
+				if err := s.Handle(ctx, []byte(`{"command":"subscribe","identifier":"{\"channel\":\"$pubsub\",\"stream_name\":\"a\"}"`+history+`}`)); err != nil {
+					t.Error(err)
+				}
+				synctest.Wait()
+				next := uint64(4)
+				if history != "" {
+					next = 1
+				}
+				for i, f := range sink.Frames() {
+					events, err := hubtest.Decode(f)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if (i == 0) != (events[0].Type == "confirm_subscription") {
+						t.Errorf("%s, history %t: frame %d is %s", level, history != "", i, f)
+					}
+					for _, e := range events {
+						if e.Type != "message" {
+							continue
+						}
+						if e.Position.Offset != next {
+							t.Errorf("%s, history %t: offset %d where %d is due", level, history != "", e.Position.Offset, next)
+						}
+						next = e.Position.Offset + 1
+					}
+				}
+				if next != 6 {
+					t.Errorf("%s, history %t: ended before offset %d", level, history != "", next)
+				}
+				s.Close()
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
 func at(lines []string, i int) string {
 	if i >= len(lines) {
 		return "(the end)"
