@@ -25,8 +25,9 @@ needs:
 unit: ## Go tests with the race detector, without the end-to-end ones
 	@sh .ci/gotest unit -race -timeout 10m $(PACKAGES)
 
-js: ## type check, tests and size budget of the JavaScript client
+js: ## type check, tests and size budget of the JavaScript client, tests of the demo page
 	cd client-js && npm run --silent check && npm test --silent
+	node --test internal/demo/test/
 
 e2e: ## the real binary, foreign clients and a browser
 	@sh .ci/gotest e2e -timeout 15m -count 1 ./e2e
