@@ -461,7 +461,8 @@ func TestB79_StopTellsEverybodyToComeBack(t *testing.T) {
 		}
 		stuck, stuckEnd := p.dial(t, protocol.SubprotocolPlain)
 		stuck.subscribe("a")
-		publish("a", `"last words"`)
+		publish("a", `"`+strings.Repeat("x", 20<<10)+`"`) // being written
+		publish("a", `"last words"`)                      // waiting behind it
 		synctest.Wait()
 		began := time.Now()
 		stopped := make(chan struct{})
@@ -470,7 +471,7 @@ func TestB79_StopTellsEverybodyToComeBack(t *testing.T) {
 			close(stopped)
 		}()
 		for _, c := range healthy {
-			c.messages(1)
+			ascending(t, 0, c.messages(2))
 			if f := string(c.raw()); f != `{"type":"disconnect","reason":"server_restart","reconnect":true}` {
 				t.Errorf("frame %s after the last message", f)
 			}
