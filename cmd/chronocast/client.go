@@ -65,7 +65,8 @@ func newClientFlags(name, text, examples string, stderr io.Writer) *clientFlags 
 }
 
 // printFlag writes one flag the way the help shows it: two dashes, the word
-// for its value, and its default when it says something.
+// for its value, and its default when it says something, in lines of less than
+// 80 columns.
 func printFlag(w io.Writer, fl *flag.Flag) {
 	word, text := flag.UnquoteUsage(fl)
 	name := "--" + fl.Name
@@ -75,7 +76,15 @@ func printFlag(w io.Writer, fl *flag.Flag) {
 	if fl.DefValue != "" && fl.DefValue != "false" && fl.DefValue != "0" && fl.DefValue != "0s" {
 		text += " (default " + fl.DefValue + ")"
 	}
-	fmt.Fprintf(w, "  %-22s %s\n", name, text)
+	line := fmt.Sprintf("  %-18s", name)
+	for _, word := range strings.Fields(text) {
+		if len(line)+len(word) >= 79 {
+			fmt.Fprintln(w, line)
+			line = strings.Repeat(" ", 20)
+		}
+		line += " " + word
+	}
+	fmt.Fprintln(w, line)
 }
 
 // addServer adds the flags of every command that talks to a server.
@@ -167,9 +176,13 @@ func (f *clientFlags) note(format string, args ...any) {
 // fail reports err and returns the exit code that goes with it.
 func (f *clientFlags) fail(ctx context.Context, err error) int {
 	var reset *resetError
+	var given *failure
 	switch {
 	case err == nil, isClosedPipe(err):
 		return exitOK
+	case ctx.Err() != nil && errors.As(err, &given) && given.unknown:
+		f.tell("%v", err)
+		return exitInterrupted
 	case ctx.Err() != nil:
 		return exitInterrupted
 	case errors.As(err, &reset):

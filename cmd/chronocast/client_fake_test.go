@@ -213,8 +213,11 @@ func faulty(server http.Handler, next func(n int, r *http.Request) fault) http.H
 			server.ServeHTTP(answer, r)
 		}
 		switch what {
-		case answerBusy, lostOutcome:
+		case answerBusy:
 			fakeError(w, http.StatusServiceUnavailable, "busy")
+			return
+		case lostOutcome:
+			fakeError(w, http.StatusServiceUnavailable, "outcome_unknown")
 			return
 		case cutHalfway:
 			w.Header().Set("Content-Length", strconv.Itoa(answer.Body.Len()))

@@ -16,6 +16,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/chronocast/chronocast/protocol"
@@ -101,6 +102,9 @@ type call struct {
 	body         []byte
 }
 
+// changes reports whether the request asks the server to change anything.
+func (c call) changes() bool { return c.method != http.MethodGet }
+
 // streamPath returns the path of a stream: its name is one segment.
 func streamPath(stream, rest string) string {
 	name := url.PathEscape(stream)
@@ -152,15 +156,17 @@ func readServerError(status int, header http.Header, body []byte) *serverError {
 	}
 	e.Status = status
 	if status >= 300 && status < 400 {
-		e.Message = "a redirect to " + header.Get("Location") + "; give that server with --server if it is the right one"
+		e.Message = "a redirect"
+		if to, err := url.Parse(header.Get("Location")); err == nil && to.Host != "" {
+			e.Message += " to " + to.Scheme + "://" + to.Host + "; give that server with --server if it is the right one"
+		}
 	}
 	return e
 }
 
 // do makes the request, decodes the JSON answer into out and returns the
 // status. It tries again after failures that may pass, with the same bytes and
-// header, until retryFor is over. mayHaveHappened in a *failure tells whether
-// the server may have seen the request.
+// header, until retryFor is over. The error is a *failure.
 func (a *api) do(ctx context.Context, c call, out any) (int, error) {
 	var began time.Time
 	unknown := false
@@ -172,9 +178,9 @@ func (a *api) do(ctx context.Context, c call, out any) (int, error) {
 		var answered *serverError
 		refused := errors.As(err, &answered) && !answered.mayPass()
 		if refused || ctx.Err() != nil || !worthRepeating(err) {
-			return status, &failure{err: err, unknown: !refused && (unknown || mayHaveArrived(err))}
+			return status, &failure{err: err, unknown: !refused && (unknown || c.changes() && mayHaveArrived(err))}
 		}
-		unknown = unknown || mayHaveArrived(err)
+		unknown = unknown || c.changes() && mayHaveArrived(err)
 		if failures == 0 {
 			began = time.Now()
 		}
@@ -183,6 +189,9 @@ func (a *api) do(ctx context.Context, c call, out any) (int, error) {
 		if left <= 0 {
 			if a.retryFor > 0 {
 				err = fmt.Errorf("%w; gave up after %v", err, a.retryFor)
+			}
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				err = fmt.Errorf("%w; is a server running there?", err)
 			}
 			return status, &failure{err: err, unknown: unknown}
 		}
@@ -305,6 +314,13 @@ func worthRepeating(err error) bool {
 // mayHaveArrived is false when it is known that the server did not get, or did
 // not do, what the attempt asked.
 func mayHaveArrived(err error) bool {
+	var answered *serverError
+	if errors.As(err, &answered) {
+		switch answered.Code {
+		case "overloaded", "busy", "stopping", "disk_full":
+			return false
+		}
+	}
 	var dial *dialError
 	var op *net.OpError
 	return !errors.As(err, &dial) && !(errors.As(err, &op) && op.Op == "dial")

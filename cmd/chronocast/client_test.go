@@ -199,9 +199,9 @@ func TestServerError_IsWordedForPeople(t *testing.T) {
 		{429, `{"error":"slow_down"}`, "the server answered 429: slow_down", true},
 		{501, ``, "the server answered 501: Not Implemented", false},
 		{507, `{"error":"disk_full","message":"full\u001b[2J"}`, "the server answered 507: full [2J (disk_full)", true},
-		{308, ``, "the server answered 308: a redirect to https://other/; give that server with --server if it is the right one", false},
+		{308, ``, "the server answered 308: a redirect to https://other; give that server with --server if it is the right one", false},
 	} {
-		e := readServerError(c.status, http.Header{"Location": {"https://other/"}}, []byte(c.body))
+		e := readServerError(c.status, http.Header{"Location": {"https://me:hunter2@other/?token=x"}}, []byte(c.body))
 		if e.Error() != c.want || e.mayPass() != c.passes {
 			t.Errorf("%d %s: %q, may pass %v; want %q, %v", c.status, c.body, e, e.mayPass(), c.want, c.passes)
 		}
@@ -252,3 +252,24 @@ func TestHistory_EndsQuietlyWhenNobodyReads(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestRun_SuggestsTheCommandThatWasMeant(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args, stdout, stderr string
+		code                 int
+	}{
+		{"pubish s 1", "", `"pubish" is not a command; did you mean publish?`, exitUsage},
+		{"frobnicate", "", "\"frobnicate\" is not a command\n", exitUsage},
+		{"", "", "Usage: chronocast COMMAND", exitUsage},
+		{"help", "Exit codes:\n  0    done", "", exitOK},
+		{"help tail", "Usage: chronocast tail STREAM", "", exitOK},
+		{"help version", "Usage: chronocast version", "", exitOK},
+		{"version", "chronocast ", "", exitOK},
+	} {
+		r := cli(t, run, nil, strings.Fields(c.args)...)
+		if r.code != c.code || !strings.Contains(r.stdout, c.stdout) || !strings.Contains(r.stderr, c.stderr) {
+			t.Errorf("%q: code %d, stdout %q, stderr %q", c.args, r.code, r.stdout, r.stderr)
+		}
+	}
+}

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// command is one word of the command line. run returns the exit code: 0 done,
-// 1 failed, 2 called wrongly.
+// command is one word of the command line. run returns the exit code; see
+// [exitCodesHelp].
 type command struct {
 	name    string
 	summary string
@@ -30,6 +30,7 @@ func commands() []command {
 }
 
 func main() {
+	signal.Ignore(syscall.SIGPIPE) // a write says that nobody reads, and the command ends as it should
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
@@ -39,7 +40,7 @@ func main() {
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
 		usage(stderr)
-		return 2
+		return exitUsage
 	}
 	switch args[0] {
 	case "help", "-h", "-help", "--help":
@@ -48,16 +49,23 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 			break
 		}
 		usage(stdout)
-		return 0
+		return exitOK
 	}
 	for _, c := range commands() {
 		if c.name == args[0] {
 			return c.run(ctx, args[1:], stdin, stdout, stderr)
 		}
 	}
-	fmt.Fprintf(stderr, "chronocast: %q is not a command\n\n", args[0])
-	usage(stderr)
-	return 2
+	known := []string{"help"}
+	for _, c := range commands() {
+		known = append(known, c.name)
+	}
+	fmt.Fprintf(stderr, "chronocast: %q is not a command", clean(args[0]))
+	if near := nearest(args[0], known); near != "" {
+		fmt.Fprintf(stderr, "; did you mean %s?", near)
+	}
+	fmt.Fprint(stderr, "\nRun 'chronocast help' for what there is.\n")
+	return exitUsage
 }
 
 func usage(w io.Writer) {
@@ -65,5 +73,5 @@ func usage(w io.Writer) {
 	for _, c := range commands() {
 		fmt.Fprintf(w, "  %-9s %s\n", c.name, c.summary)
 	}
-	fmt.Fprint(w, "  help      print this, or the flags of one command: help COMMAND\n")
+	fmt.Fprint(w, "  help      print this, or the flags of one command: help COMMAND\n"+exitCodesHelp)
 }

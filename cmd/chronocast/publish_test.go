@@ -99,6 +99,14 @@ func TestPublish_GivesUpAndSaysThatTheOutcomeIsUnknown(t *testing.T) {
 	wantCode(t, r, exitFailed)
 	wantText(t, "stderr", r.stderr, "gave up after 30ms", "unknown whether the broadcast was stored")
 
+	url = serve(t, faulty(newFakeServer(), func(int, *http.Request) fault { return answerBusy }))
+	r = cli(t, quickPublish, nil, "s", "1", "--server", url, "--retry-for", "30ms")
+	wantCode(t, r, exitFailed)
+	wantText(t, "stderr", r.stderr, "the server answered 503: told by the server (busy); gave up after 30ms")
+	if strings.Contains(r.stderr, "unknown whether") {
+		t.Errorf("a busy server has stored nothing: %s", r.stderr)
+	}
+
 	r = cli(t, quickPublish, nil, "s", "1", "--server", "127.0.0.1:1", "--retry-for", "30ms")
 	wantCode(t, r, exitFailed)
 	wantText(t, "stderr", r.stderr, "no answer from 127.0.0.1:1: connection refused")
@@ -410,6 +418,26 @@ func TestPublishLines_AnInterruptLetsTheRequestUnderWayFinish(t *testing.T) {
 		t.Errorf("printed %q though the broadcast was stored", stdout.String())
 	}
 	wantText(t, "stderr", stderr.String(), "published 1 broadcasts")
+}
+
+func TestPublishLines_AnInterruptSaysWhatIsUnknown(t *testing.T) {
+	t.Parallel()
+	ctx, interrupt := context.WithCancel(t.Context())
+	url := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // so that the end of the connection is seen
+		interrupt()
+		<-r.Context().Done()
+	}))
+	var stderr bytes.Buffer
+	p, code := parsePublish([]string{"s", "--lines", "--server", url}, nil, io.Discard, &stderr)
+	if code >= 0 {
+		t.Fatal(stderr.String())
+	}
+	p.api.grace = 0
+	if code = p.run(ctx, strings.NewReader("1\n")); code != exitInterrupted {
+		t.Errorf("exit code %d", code)
+	}
+	wantText(t, "stderr", stderr.String(), "line 1: ", "unknown whether", "published 0 broadcasts")
 }
 
 func TestPublishLines_GoesOnWhenNobodyReadsThePositions(t *testing.T) {

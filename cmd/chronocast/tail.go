@@ -136,21 +136,19 @@ func (t *tailing) run(ctx context.Context) int {
 	defer t.api.close()
 	err := t.begin(ctx)
 	for failures, lost := 0, time.Now(); err == nil; {
-		before := t.position()
+		before, opened := t.position(), time.Now()
 		var healthy bool
 		healthy, err = t.connection(ctx)
 		var odd *finalError
 		var reset *resetError
 		switch {
-		case errors.Is(err, errCounted):
-			return exitOK
-		case ctx.Err() != nil, errors.As(err, &odd), errors.As(err, &reset):
+		case errors.Is(err, errCounted), ctx.Err() != nil, errors.As(err, &odd), errors.As(err, &reset):
 			continue // to the end of the loop
 		}
 		if healthy {
 			lost = time.Now()
 		}
-		if t.position() != before {
+		if t.position() != before || healthy && time.Since(opened) > staleAfter {
 			failures = 0
 		}
 		if t.flags.retryFor > 0 && time.Since(lost) > t.flags.retryFor {
@@ -172,6 +170,9 @@ func (t *tailing) run(ctx context.Context) int {
 	}
 	if t.placed && !isClosedPipe(err) {
 		t.flags.note("ended at %v", t.position())
+	}
+	if errors.Is(err, errCounted) {
+		return exitOK
 	}
 	return t.flags.fail(ctx, err)
 }

@@ -161,7 +161,7 @@ func TestTail_ResumesAfterTheNewestMessagePrinted(t *testing.T) {
 	if want := scriptLines(7, 10, 11, 12, 13, 14); r.stdout != want {
 		t.Errorf("printed %q, want %q", r.stdout, want)
 	}
-	wantText(t, "stderr", r.stderr, "following chat/42 after 7:9", "following chat/42 after 7:11")
+	wantText(t, "stderr", r.stderr, "following chat/42 after 7:9", "following chat/42 after 7:11", "ended at 7:14")
 }
 
 // A tail that began "now" and got nothing resumes where it began, not at the
@@ -374,6 +374,7 @@ func TestTail_NeverMixesTwoEpochs(t *testing.T) {
 		if want := scriptLines(8, 11); r.stdout != want {
 			t.Errorf("%s of a new epoch: printed %q, want %q", name, r.stdout, want)
 		}
+		wantText(t, "stderr", r.stderr, "the numbering began anew; connecting again")
 	}
 }
 
