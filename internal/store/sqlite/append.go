@@ -26,20 +26,24 @@ type plan struct {
 	order   []int          // items to insert, grouped by stream, as their ids ascend
 	runs    []int          // streams that begin a new run
 	known   []int          // streams whose channel id is known
-	byID    map[int64]int  // channel id to stream
 	args    []driver.Value
 }
 
 // planStream is a stream that gets messages.
 type planStream struct {
-	name  string
-	id    int64
+	name string
+	channelState
 	count int64 // messages it gets
 	bytes int64
-	last  int64 // after the batch
 	first int64 // message id of the first of them
+}
+
+// channelState is what is remembered of a channel row. The zero state is of a
+// row that is not known.
+type channelState struct {
+	id    int64
+	last  int64
 	epoch int64
-	fresh bool // id not known before this transaction
 }
 
 // planItem is one broadcast of an admitted request.
@@ -69,6 +73,9 @@ func bodyDigest(data []byte) digest {
 	return digest(sum[:16])
 }
 
+// errStale: a channel row is not what it was after the last batch.
+var errStale = errors.New("a channel row was changed by somebody else")
+
 // errOverflow: some stream has fewer offsets left than the batch asks for.
 var errOverflow = errors.New("a stream has reached its last offset")
 
@@ -89,12 +96,11 @@ var (
 	sqlInsert    = inserts("INSERT INTO messages (id, channel_id, offset_, at, payload) VALUES ", "(?, ?, ?, ?, ?)")
 	sqlInsertRun = inserts("INSERT INTO runs (channel_id, first_offset, id) VALUES ", "(?, ?, ?)")
 	sqlBump      = func() map[int]string {
-		m := inserts(`WITH more(id, n, bytes) AS (VALUES `, "(?, ?, ?)", `)
+		m := inserts(`WITH more(id, was, n, bytes) AS (VALUES `, "(?, ?, ?, ?)", `)
 			UPDATE channels SET last_offset = last_offset + more.n, bytes = channels.bytes + more.bytes
-			FROM more WHERE channels.id = more.id RETURNING channels.id, last_offset, epoch`)
+			FROM more WHERE channels.id = more.id AND channels.last_offset = more.was`)
 		// One stream is the common case and needs no join.
-		m[1] = `UPDATE channels SET last_offset = last_offset + ?2, bytes = bytes + ?3 WHERE id = ?1
-			RETURNING id, last_offset, epoch`
+		m[1] = `UPDATE channels SET last_offset = last_offset + ?3, bytes = bytes + ?4 WHERE id = ?1 AND last_offset = ?2`
 		return m
 	}()
 )
@@ -136,12 +142,14 @@ func (s *Store) Append(ctx context.Context, batch []sequencer.Request) ([]sequen
 	switch {
 	case errors.Is(err, errOverflow):
 		results, err = s.append(ctx, batch, true)
-	case code(err) == codeConstraint:
-		// Somebody else has written to the file: count ids from what is there.
+	case errors.Is(err, errStale) || code(err) == codeConstraint:
+		// Somebody else has written to the file: begin with what is there.
 		if err := s.recount(); err != nil {
 			return nil, notStored(err)
 		}
-		results, err = s.append(ctx, batch, false)
+		if results, err = s.append(ctx, batch, false); errors.Is(err, errOverflow) {
+			results, err = s.append(ctx, batch, true)
+		}
 	}
 	return results, err
 }
@@ -195,7 +203,7 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 		return p.place(at), nil
 	}
 	if err := s.bump(bg, p); err != nil {
-		if errors.Is(err, errOverflow) {
+		if errors.Is(err, errOverflow) || errors.Is(err, errStale) {
 			return nil, err
 		}
 		return nil, notStored(err)
@@ -226,8 +234,11 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 	s.nextID, s.lastAt = nextID, at
 	s.tail = p.streams[p.items[p.order[len(p.order)-1]].stream].id
 	s.remember(p)
-	if err := s.checkFiles(s.files[:2]); err != nil {
-		return nil, fmt.Errorf("%w: %w", sequencer.ErrOutcomeUnknown, err)
+	if time.Since(s.checked) > checkPause {
+		s.checked = time.Now()
+		if err := s.checkFiles(s.files[:2]); err != nil {
+			return nil, fmt.Errorf("%w: %w", sequencer.ErrOutcomeUnknown, err)
+		}
 	}
 	if err := s.life.advance(nextID - 1); err != nil {
 		// It is a lower bound: being behind only makes it less watchful.
@@ -243,19 +254,20 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 	return p.place(at), nil
 }
 
-// recount takes the next id from the file.
+// recount forgets what was remembered of the file.
 func (s *Store) recount() error {
 	if s.w == nil {
 		return errors.New("no connection")
 	}
 	top, err := s.w.number(context.Background(), "SELECT max(id) FROM messages")
 	s.nextID, s.tail = max(s.nextID, top+1), 0
+	clear(s.known)
 	return err
 }
 
 func (p *plan) reset() {
 	if p.index == nil {
-		p.index, p.keys, p.byID = make(map[string]int), make(map[digest]int), make(map[int64]int)
+		p.index, p.keys = make(map[string]int), make(map[digest]int)
 	}
 	clear(p.index)
 	clear(p.keys)
@@ -331,7 +343,7 @@ func (s *Store) admitOne(ctx context.Context, p *plan, r sequencer.Request, at i
 			if st, ok = p.index[b.Stream]; !ok {
 				st = len(p.streams)
 				p.index[b.Stream] = st
-				p.streams = append(p.streams, planStream{name: b.Stream, id: s.ids[b.Stream]})
+				p.streams = append(p.streams, planStream{name: b.Stream, channelState: s.known[b.Stream]})
 			}
 		}
 		p.streams[st].count++
@@ -421,58 +433,47 @@ func (s *Store) admitOffsets(ctx context.Context, p *plan, items []planItem, roo
 	return nil, nil
 }
 
-// bump moves the channel rows, which is where the new offsets come from.
+// bump moves the channel rows, which is where the new offsets come from. A row
+// that was written by the last batches is expected to be as they left it; the
+// statement moves it only if it is.
 func (s *Store) bump(ctx context.Context, p *plan) error {
 	p.known = p.known[:0]
 	for i := range p.streams {
-		switch st := &p.streams[i]; {
+		st := &p.streams[i]
+		switch {
 		case st.count == 0:
+			continue
 		case st.id != 0:
 			p.known = append(p.known, i)
+			st.last += st.count
 		default:
-			st.fresh = true
-			_, err := s.w.first(ctx, sqlBumpByName, st.bumped(s.epoch), st.name, s.epoch, st.count, st.bytes)
+			_, err := s.w.first(ctx, sqlBumpByName, func(row []driver.Value) {
+				st.id, st.last, st.epoch = row[0].(int64), row[1].(int64), max(row[2].(int64), s.epoch)
+			}, st.name, s.epoch, st.count, st.bytes)
 			if err != nil {
 				return err
 			}
 		}
+		if st.last > protocol.MaxOffset {
+			return errOverflow
+		}
 	}
-	clear(p.byID)
 	for i := 0; i < len(p.known); {
 		chunk := chunkFor(len(p.known) - i)
 		p.args = p.args[:0]
 		for end := i + chunk; i < end; i++ {
 			st := &p.streams[p.known[i]]
-			p.args = append(p.args, st.id, st.count, st.bytes)
-			p.byID[st.id] = p.known[i]
+			p.args = append(p.args, st.id, st.last-st.count, st.count, st.bytes)
 		}
-		err := s.w.query(ctx, sqlBump[chunk], func(row []driver.Value) error {
-			if i, ok := p.byID[row[0].(int64)]; ok {
-				p.streams[i].bumped(s.epoch)(row)
-			}
-			return nil
-		}, p.args...)
+		changed, err := s.w.change(ctx, sqlBump[chunk], p.args...)
 		if err != nil {
 			return err
 		}
-	}
-	for i := range p.streams {
-		switch st := &p.streams[i]; {
-		case st.count == 0:
-		case st.last == 0:
-			return fmt.Errorf("the channel row of %q is gone", st.name)
-		case st.last > protocol.MaxOffset:
-			return errOverflow
+		if changed != int64(chunk) {
+			return errStale
 		}
 	}
 	return nil
-}
-
-// bumped takes over what the channel row became.
-func (st *planStream) bumped(life int64) func(row []driver.Value) {
-	return func(row []driver.Value) {
-		st.id, st.last, st.epoch = row[0].(int64), row[1].(int64), max(row[2].(int64), life)
-	}
 }
 
 // chunkFor is the largest chunk of at most n rows.
@@ -581,22 +582,21 @@ func (p *plan) place(at int64) []sequencer.Result {
 	return p.results
 }
 
-// remember keeps what a commit has taught: channel ids, and which streams
+// remember keeps what a commit has taught: the channel rows, and which streams
 // retention should look at.
 func (s *Store) remember(p *plan) {
 	s.dmu.Lock()
 	defer s.dmu.Unlock()
 	for i := range p.streams {
 		st := &p.streams[i]
-		if st.fresh && st.count > 0 {
-			if len(s.ids) >= maxIDs {
-				clear(s.ids)
-			}
-			s.ids[st.name] = st.id
+		if st.count == 0 {
+			continue
 		}
-		if st.count > 0 {
-			s.dirty[st.id] = struct{}{}
+		if _, ok := s.known[st.name]; !ok && len(s.known) >= maxKnown {
+			clear(s.known)
 		}
+		s.known[st.name] = st.channelState
+		s.dirty[st.id] = struct{}{}
 	}
 }
 
@@ -616,7 +616,7 @@ func (s *Store) rollback() {
 func (s *Store) distrust(err error) {
 	switch {
 	case err == nil, s.w == nil, busy(err), full(err), code(err) == codeConstraint,
-		errors.Is(err, errOverflow), errors.Is(err, sequencer.ErrKeyConflict):
+		errors.Is(err, errOverflow), errors.Is(err, errStale):
 		return
 	}
 	s.dropWriter()

@@ -84,13 +84,26 @@ func (c *conn) prepare(sql string) (*stmt, error) {
 
 // exec runs one statement. Arguments are int64, string, []byte or nil.
 func (c *conn) exec(ctx context.Context, sql string, args ...driver.Value) error {
+	_, err := c.run(ctx, sql, args)
+	return err
+}
+
+// change runs one statement and returns how many rows it has changed.
+func (c *conn) change(ctx context.Context, sql string, args ...driver.Value) (int64, error) {
+	r, err := c.run(ctx, sql, args)
+	if err != nil {
+		return 0, err
+	}
+	return r.RowsAffected()
+}
+
+func (c *conn) run(ctx context.Context, sql string, args []driver.Value) (driver.Result, error) {
 	s, err := c.prepare(sql)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.bind(args)
-	_, err = s.ds.(driver.StmtExecContext).ExecContext(ctx, s.args)
-	return err
+	return s.ds.(driver.StmtExecContext).ExecContext(ctx, s.args)
 }
 
 // query runs one statement and calls each for every row; the row is valid only

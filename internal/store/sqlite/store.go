@@ -101,7 +101,8 @@ type Store struct {
 	nextID   int64 // of the next message
 	tail     int64 // channel id of the message before it; 0 when its id is not nextID-1
 	lastAt   int64 // commit time of the newest message
-	ids      map[string]int64
+	known    map[string]channelState
+	checked  time.Time // when the files were last looked at
 	plan     plan      // scratch of Append
 	walBytes int64     // payload written since the log was last looked at
 	walTry   time.Time // when emptying the write-ahead log was last tried
@@ -119,8 +120,12 @@ type openFile struct {
 	info os.FileInfo
 }
 
-// maxIDs bounds the names whose channel id is kept in memory.
-const maxIDs = 100_000
+// maxKnown bounds the channel rows that are remembered between batches.
+const maxKnown = 100_000
+
+// checkPause is how long commits may follow each other without a look at the
+// files: a server that commits all the time looks a hundred times a second.
+const checkPause = 10 * time.Millisecond
 
 // Open opens the database file at path, creating it when it is missing; its
 // directory must exist. Open decides in which epoch the log is served before
@@ -142,7 +147,7 @@ func Open(ctx context.Context, path string, opts Options) (*Store, error) {
 		path:  abs,
 		opts:  opts,
 		log:   opts.Logger.Named("sqlite"),
-		ids:   make(map[string]int64),
+		known: make(map[string]channelState),
 		dirty: make(map[int64]struct{}),
 		done:  make(chan struct{}),
 	}
