@@ -289,3 +289,42 @@ func TestB28_TheFirstMessageAfterTheConfirmIsTheNextOffset(t *testing.T) {
 	}
 	figure(t, "B28: %d live-only subscriptions under load, each began at confirm+1", rounds)
 }
+
+// I8: resuming under full load, with every protocol that can: from the message
+// after the position on, history and live join without hole or repeat on the
+// raw wire. A subscriber in replay has to be held back from live messages.
+func TestI8_ResumingUnderLoadHasNoSeam(t *testing.T) {
+	s := newServer(t, keepAll...)
+	p := newPublisher(t, s.url(""))
+	ctx, stop := context.WithCancel(context.Background())
+	publishing := make(chan error, 1)
+	go func() {
+		publishing <- p.pool(ctx, 24, 0, func(w, i int) (string, string) { return "seam", fmt.Sprintf(`{"p":%d,"n":%d}`, w, i) })
+	}()
+	eventually(t, 10*time.Second, "some history", func() bool { return p.ledger.total() > 600 })
+	rnd := rand.New(rand.NewPCG(8, 1))
+	rounds := scale(150, 1000)
+	for i := range rounds {
+		head := s.head("seam")
+		at := place{head.Epoch, head.Last - uint64(rnd.IntN(500))}
+		sock := dial(t, s.ws(), subprotocols[1+i%2])
+		if i%3 == 0 { // the position inside the identifier
+			sock.send(command{Command: "subscribe",
+				Identifier: fmt.Sprintf(`{"channel":"$pubsub","stream_name":"seam","epoch":"%s","offset":"%d"}`, at.Epoch, at.Offset)})
+		} else {
+			sock.resume("seam", at)
+		}
+		sock.awaitOffset("seam", head.Last+100, 10*time.Second)
+		sock.close()
+		for j, m := range sock.messages("seam") {
+			if m.place != (place{at.Epoch, at.Offset + uint64(j) + 1}) {
+				t.Fatalf("round %d (%s): resumed after %v, message %d is %v", i, sock.proto, at, j+1, m.place)
+			}
+		}
+	}
+	stop()
+	if err := <-publishing; err != nil {
+		t.Fatal(err)
+	}
+	figure(t, "I8: %d resumes under load, history and live joined without a seam", rounds)
+}

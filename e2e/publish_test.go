@@ -136,7 +136,13 @@ func (p *publisher) send(ctx context.Context, stream, payload string) (place, er
 	return p.sendKeyed(ctx, stream, key, payload)
 }
 
+// patience is how long a publisher goes on with one message. No fault that a
+// test makes lasts so long.
+const patience = 45 * time.Second
+
 func (p *publisher) sendKeyed(ctx context.Context, stream, key, payload string) (place, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("no acknowledgement in "+patience.String()))
+	defer cancel()
 	wait := 5 * time.Millisecond
 	for {
 		try, cancel := context.WithTimeout(ctx, 8*time.Second)
@@ -153,7 +159,7 @@ func (p *publisher) sendKeyed(ctx context.Context, stream, key, payload string) 
 		}
 		select {
 		case <-ctx.Done():
-			return place{}, ctx.Err()
+			return place{}, context.Cause(ctx)
 		case <-time.After(wait):
 		}
 		wait = min(2*wait, 100*time.Millisecond)
@@ -214,6 +220,7 @@ func (p *publisher) pool(ctx context.Context, workers, n int, next func(w, i int
 				stream, payload := next(w, i)
 				if _, err := p.send(ctx, stream, payload); err != nil {
 					if ctx.Err() == nil {
+						p.t.Errorf("publish to %q: %v", stream, err)
 						errs <- err
 					}
 					return
