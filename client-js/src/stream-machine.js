@@ -272,14 +272,16 @@ export function step(before, event) {
       break
 
     case 'reset': {
-      const { reason, epoch, first, offset } = event
+      const { epoch, first, offset } = event
       if (!position) break
+      // The words may be another handle's: each compares with its own position.
+      const reason = epoch === position.epoch ? event.reason : 'epoch_changed'
       const lost =
         epoch !== position.epoch ||
         (reason === 'trimmed' && position.offset + 1 < first) ||
         (reason === 'ahead' && position.offset > offset && (s.doubt || !s.up))
       if (!lost) {
-        // Another handle's word. The wire goes on from the head for all of us.
+        // The wire goes on from the head for all of us.
         hear(event)
         settle(GAP_DELAY)
         break

@@ -134,6 +134,7 @@ describe('reset', () => {
     await w.run()
     assert.deepEqual(live.data, [101, 102])
     assert.deepEqual(live.events, [])
+    assert.deepEqual([old, other].map((s) => s.events[0][1].reason), ['trimmed', 'epoch_changed'])
     for (const s of [old, other]) {
       assert.deepEqual(s.events.filter(([name]) => name === 'reset').length, 1)
       assert.deepEqual(s.data.slice(-1), [102])
