@@ -248,7 +248,7 @@ type runFunc func(ctx context.Context, args []string, stdin io.Reader, stdout, s
 // cli runs a command to its end.
 func cli(t *testing.T, run runFunc, stdin io.Reader, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	if stdin == nil {

@@ -44,8 +44,8 @@ func TestTail_PrintsEachMessageOnceInOrderThroughAProxyThatCuts(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	random := rand.New(rand.NewPCG(1, 2))
-	p := startProxy(t, n.addr, false, func(int) int { return 1500 + random.IntN(20_000) })
-	const count = 5000
+	p := startProxy(t, n.addr, false, func(int) int { return 1500 + random.IntN(10_000) })
+	const count = 3000
 	lines, want := numbered(1, count)
 	done := make(chan result)
 	go func() {
@@ -230,11 +230,11 @@ func TestB89_PublishLinesThroughCutsAndARestartOfARealServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "chronocast.db")
 	n := startNode(t, path, "127.0.0.1:0")
 	random := rand.New(rand.NewPCG(3, 4))
-	p := startProxy(t, n.addr, false, func(int) int { return 200 + random.IntN(30_000) })
-	const count = 6000
+	p := startProxy(t, n.addr, false, func(int) int { return 200 + random.IntN(20_000) })
+	const count = 3000
 	lines, want := numbered(1, count)
 	stdin, feed := io.Pipe()
-	half := &signalWriter{want: ":2000\n", seen: make(chan struct{})}
+	half := &signalWriter{want: ":1000\n", seen: make(chan struct{})}
 	done := make(chan result, 1)
 	var stderr bytes.Buffer
 	go func() {
