@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
-	"go.uber.org/zap"
 
 	"github.com/chronocast/chronocast/protocol"
 )
@@ -86,11 +85,10 @@ func (s *Server) start(ws *websocket.Conn, nc net.Conn, codec protocol.Codec) {
 		return
 	}
 	c := &conn{srv: s, id: rand.Text(), codec: codec, ws: ws, nc: nc, done: make(chan struct{})}
-	c.log = s.log.With(zap.String("conn", c.id))
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.control()
-	c.sess = s.sessions.New(codec, c, c.log)
-	c.sess.Welcome(c.ctx, c.id) // first of all, before a ping can reach the connection
+	c.sess = s.sessions.New(codec, c, c.id)
+	c.sess.Welcome(c.ctx) // first of all, before a ping can reach the connection
 	s.add(c)
 	go c.read()
 }

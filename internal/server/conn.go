@@ -39,7 +39,6 @@ type conn struct {
 	ws    *websocket.Conn // reading only
 	nc    net.Conn        // writing only
 	sess  *session.Session
-	log   *zap.Logger
 	slot  int // of the ping wheel
 
 	ctx    context.Context // of the connection's commands; ends when the connection begins to end
@@ -100,7 +99,7 @@ func (c *conn) Cut(reason protocol.DisconnectReason) {
 		return
 	}
 	c.srv.metrics.cut(reason)
-	c.log.Info("connection cut", zap.String("reason", string(reason)))
+	c.srv.log.Info("connection cut", zap.String("conn", c.id), zap.String("reason", string(reason)))
 }
 
 // Ping has frame written before everything that waits, so that a client whose
@@ -191,8 +190,14 @@ func (c *conn) read() {
 
 // commands runs the session until the client closes, breaks the protocol or is
 // gone.
+//
+// A command is run in a goroutine of its own, one at a time. Decoding and
+// subscribing need a stack several times as large as waiting does, and the
+// stack of the goroutine that waits would keep that size for as long as the
+// connection lives.
 func (c *conn) commands() error {
-	buf := make([]byte, 0, 512)
+	var buf []byte
+	done := make(chan error)
 	for {
 		kind, r, err := c.ws.NextReader()
 		if err != nil {
@@ -211,12 +216,11 @@ func (c *conn) commands() error {
 			continue // ending: wait for the client's close frame
 		}
 		c.srv.metrics.commands.Add(1)
-		if err := c.sess.Handle(c.ctx, buf); err != nil && c.ctx.Err() == nil {
+		go func() { done <- c.sess.Handle(c.ctx, buf) }()
+		if err := <-done; err != nil && c.ctx.Err() == nil {
 			return err
 		}
-		if cap(buf) > 4<<10 {
-			buf = make([]byte, 0, 512)
-		}
+		buf = nil // a connection that says nothing keeps nothing
 	}
 }
 

@@ -307,13 +307,14 @@ func TestConn_FloodIsNotRead(t *testing.T) {
 		c, end := b.pipes.dial(t, protocol.SubprotocolChronocast)
 		refused := make(chan int, 1)
 		go func() {
-			for i := 0; ; i++ {
+			for i := range 10_000 {
 				_ = c.ws.SetWriteDeadline(time.Now().Add(time.Second))
 				if err := c.ws.WriteMessage(websocket.TextMessage, []byte(command("jump", "a", ""))); err != nil {
 					refused <- i
 					return
 				}
 			}
+			refused <- 10_000
 		}()
 		n := <-refused
 		if n < 10 || n > 500 {

@@ -91,12 +91,10 @@ type Factory struct{ cfg Config }
 // NewFactory returns a Factory for sessions with this configuration.
 func NewFactory(cfg Config) *Factory { return &Factory{cfg.withDefaults()} }
 
-// New returns a session that answers through sink. Close it.
-func (f *Factory) New(codec protocol.Codec, sink hub.Sink, log *zap.Logger) *Session {
-	if log == nil {
-		log = f.cfg.Log
-	}
-	return &Session{cfg: &f.cfg, codec: codec, sink: sink, log: log, subs: make(map[string]*subscription)}
+// New returns a session that answers through sink. The client is told its id,
+// and the log names it as conn. Close the session in the end.
+func (f *Factory) New(codec protocol.Codec, sink hub.Sink, id string) *Session {
+	return &Session{cfg: &f.cfg, codec: codec, sink: sink, id: id, subs: make(map[string]*subscription)}
 }
 
 // Session is one conversation. Welcome, Handle and Close are called by one
@@ -105,7 +103,7 @@ type Session struct {
 	cfg      *Config
 	codec    protocol.Codec
 	sink     hub.Sink
-	log      *zap.Logger
+	id       string
 	mistakes int
 
 	mu   sync.Mutex // guards subs; never held across a call of the hub that waits
@@ -119,8 +117,8 @@ type subscription struct {
 }
 
 // Welcome greets the client. It comes before everything else.
-func (s *Session) Welcome(ctx context.Context, sid string) {
-	s.push(ctx, s.codec.AppendWelcome(nil, sid))
+func (s *Session) Welcome(ctx context.Context) {
+	s.push(ctx, s.codec.AppendWelcome(nil, s.id))
 }
 
 // Handle runs one command to its end. It waits while the sink has no room for
@@ -279,7 +277,6 @@ func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
 	span, reason, asked, err := replay(wait, sub, cmd.History, id.At, done)
 	switch {
 	case err != nil:
-		s.log.Warn("replay failed", zap.String("stream", stream), zap.Error(err))
 		s.unavailable(ctx, cmd, err)
 		sub.Live()
 	case reason != "":
@@ -380,7 +377,7 @@ func (s *Session) unavailable(ctx context.Context, cmd protocol.Command, err err
 	if ctx.Err() != nil {
 		return
 	}
-	s.log.Warn("command not served", zap.String("command", cmd.Name), zap.Error(err))
+	s.cfg.Log.Warn("command not served", zap.String("conn", s.id), zap.String("command", cmd.Name), zap.Error(err))
 	s.cfg.Refused(ReasonStoreUnavailable)
 	if s.codec.Level() < protocol.LevelChronocast {
 		s.sink.Cut(protocol.DisconnectServerRestart)

@@ -110,7 +110,7 @@ func TestB44_NothingComesBeforeTheConfirmation(t *testing.T) {
 				log.AppendN("a", 3)
 				sink := &eager{hubtest.NewSink(64 << 10), func() { h.Publish([]protocol.Batch{log.AppendN("a", 2)}) }}
 				codec, _ := protocol.ForSubprotocols([]string{levels[level]})
-				s := session.NewFactory(session.Config{Hub: h, Authorizer: auth.Open{}}).New(codec, sink, nil)
+				s := session.NewFactory(session.Config{Hub: h, Authorizer: auth.Open{}}).New(codec, sink, "sid-1")
 				if err := s.Handle(ctx, []byte(`{"command":"subscribe","identifier":"{\"channel\":\"$pubsub\",\"stream_name\":\"a\"}"`+history+`}`)); err != nil {
 					t.Error(err)
 				}
@@ -212,7 +212,7 @@ func (s *stage) open() {
 	}
 	s.sink = hubtest.NewSink(64 << 10)
 	s.cfg.Hub, s.cfg.Authorizer = s.hub, auth.Open{}
-	s.sess = session.NewFactory(s.cfg).New(codec, s.sink, nil)
+	s.sess = session.NewFactory(s.cfg).New(codec, s.sink, "sid-1")
 }
 
 func (s *stage) step(verb, rest string) {
@@ -233,7 +233,7 @@ func (s *stage) step(verb, rest string) {
 	words := strings.Fields(rest)
 	switch verb {
 	case "welcome":
-		s.sess.Welcome(s.ctx, rest)
+		s.sess.Welcome(s.ctx)
 	case "<", "<+":
 		s.handle(rest)
 		if verb == "<+" {
