@@ -30,9 +30,8 @@ var layers = map[string][]string{
 	"internal/session":         {"protocol", "history", "internal/hub", "internal/auth"},
 	"internal/demo":            {"protocol", "sequencer"},
 	"internal/server": {"protocol", "sequencer", "history", "internal/hub", "internal/auth",
-		"internal/session", "internal/metrics"},
-	"internal/metrics": {},
-	"e2e":              {},
+		"internal/session"},
+	"e2e": {},
 }
 
 // everything may be imported by the command alone.
