@@ -89,18 +89,20 @@ const (
 	sqlInsertKey = `INSERT INTO keys (id, digest, body, offset_, at) VALUES (?, ?, ?, ?, ?)`
 )
 
-// chunks are the numbers of rows that INSERT statements are prepared for.
+// chunks are the numbers of rows that INSERT statements are prepared for. They
+// say OR FAIL because a failed batch is rolled back as a whole: without it
+// SQLite copies every page first, to undo the one statement.
 var chunks = []int{64, 32, 16, 8, 4, 2, 1}
 
 var (
-	sqlInsert    = inserts("INSERT INTO messages (id, channel_id, offset_, at, payload) VALUES ", "(?, ?, ?, ?, ?)")
-	sqlInsertRun = inserts("INSERT INTO runs (channel_id, first_offset, id) VALUES ", "(?, ?, ?)")
+	sqlInsert    = inserts("INSERT OR FAIL INTO messages (id, channel_id, offset_, at, payload) VALUES ", "(?, ?, ?, ?, ?)")
+	sqlInsertRun = inserts("INSERT OR FAIL INTO runs (channel_id, first_offset, id) VALUES ", "(?, ?, ?)")
 	sqlBump      = func() map[int]string {
 		m := inserts(`WITH more(id, was, n, bytes) AS (VALUES `, "(?, ?, ?, ?)", `)
-			UPDATE channels SET last_offset = last_offset + more.n, bytes = channels.bytes + more.bytes
+			UPDATE OR FAIL channels SET last_offset = last_offset + more.n, bytes = channels.bytes + more.bytes
 			FROM more WHERE channels.id = more.id AND channels.last_offset = more.was`)
 		// One stream is the common case and needs no join.
-		m[1] = `UPDATE channels SET last_offset = last_offset + ?3, bytes = bytes + ?4 WHERE id = ?1 AND last_offset = ?2`
+		m[1] = `UPDATE OR FAIL channels SET last_offset = last_offset + ?3, bytes = bytes + ?4 WHERE id = ?1 AND last_offset = ?2`
 		return m
 	}()
 )
