@@ -92,6 +92,7 @@ func TestDemo_StreamsToTheEndAndIsIdentical(t *testing.T) {
 	// Without trouble the raw pane is in order too, because the server's own wire
 	// is: only what was live before the history was asked for comes early.
 	second.eval(`chronocastDemo.shuffle(false)`, nil)
+	second.speed(400)
 	second.click("#again")
 	second.until(10*time.Second, fmt.Sprintf(`chronocastDemo.stream !== %q`, d.Stream))
 	second.at(50, 20*time.Second)
@@ -125,11 +126,13 @@ func TestDemo_CutsDropsShufflingAndAReloadStayIdentical(t *testing.T) {
 	b.speed(400)
 	b.click("#cut")
 	d := b.identical(90 * time.Second)
-	if d.Counters.Gaps == 0 || d.Counters.Recovered == 0 {
-		t.Errorf("all that trouble made no gap: %+v", d.Counters)
+	// A reload begins to count anew.
+	gaps, dropped := before.Counters.Gaps+d.Counters.Gaps, before.Counters.Dropped+d.Counters.Dropped
+	if gaps == 0 || dropped == 0 {
+		t.Errorf("all that trouble made %d gaps and dropped %d frames", gaps, dropped)
 	}
 	b.noComplaints(true)
-	figure(t, "demo page: cuts by button and proxy, drops, shuffling, a reload: identical, %d gaps healed, %d frames dropped", d.Counters.Gaps, d.Counters.Dropped)
+	figure(t, "demo page: cuts by button and proxy, drops, shuffling, a reload: identical, %d gaps healed, %d frames dropped", gaps, dropped)
 }
 
 // The server is killed while an answer is being written: the page comes back,
