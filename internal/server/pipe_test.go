@@ -3,8 +3,6 @@ package server
 import (
 	"context"
 	"net"
-	"net/http"
-	"net/url"
 	"testing"
 
 	"github.com/gorilla/websocket"
@@ -53,8 +51,11 @@ func (p *pipes) dial(t *testing.T, subprotocol string) (*cable, net.Conn) {
 	case <-p.done:
 		t.Fatal("the listener is closed")
 	}
-	u := &url.URL{Scheme: "ws", Host: "127.0.0.1", Path: "/cable"}
-	ws, resp, err := websocket.NewClient(ours, u, http.Header{"Sec-Websocket-Protocol": {subprotocol}}, 256, 256)
+	d := websocket.Dialer{
+		NetDialContext: func(context.Context, string, string) (net.Conn, error) { return ours, nil },
+		ReadBufferSize: 256, WriteBufferSize: 256, Subprotocols: []string{subprotocol},
+	}
+	ws, resp, err := d.DialContext(t.Context(), "ws://127.0.0.1/cable", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
