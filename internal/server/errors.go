@@ -41,7 +41,7 @@ var problems = []struct {
 }{
 	{auth.ErrForbidden, problem{status: http.StatusForbidden, code: "forbidden"}},
 	{protocol.ErrStreamName, problem{status: http.StatusBadRequest, code: "malformed", message: "a stream name is 1 to 255 bytes of UTF-8 without control characters"}},
-	{protocol.ErrTooManyBroadcasts, problem{status: http.StatusRequestEntityTooLarge, code: "too_large", message: "too many broadcasts in one request"}},
+	{protocol.ErrTooManyBroadcasts, problem{status: http.StatusUnprocessableEntity, code: "too_many_broadcasts", message: "too many broadcasts in one request"}},
 	{protocol.ErrRemoteCommand, problem{status: http.StatusUnprocessableEntity, code: "unsupported", message: "remote commands are not supported"}},
 	{protocol.ErrPayload, problem{status: http.StatusUnprocessableEntity, code: "bad_payload"}},
 	{protocol.ErrBroadcast, problem{status: http.StatusUnprocessableEntity, code: "bad_broadcast"}},

@@ -133,7 +133,7 @@ func TestHTTP_AnswersAndRefusals(t *testing.T) {
 		{"POST", "/broadcast", `{"command":"disconnect","payload":{}}`, nil, 422, "unsupported"},
 		{"POST", "/broadcast", `{"stream":"","data":"1"}`, nil, 400, "malformed"},
 		{"POST", "/broadcast", `{"stream":"a","data":"\ud800"}`, nil, 422, "bad_payload"},
-		{"POST", "/broadcast", `[{"stream":"a","data":"1"},{"stream":"a","data":"1"},{"stream":"a","data":"1"},{"stream":"a","data":"1"}]`, nil, 413, "too_large"},
+		{"POST", "/broadcast", `[{"stream":"a","data":"1"},{"stream":"a","data":"1"},{"stream":"a","data":"1"},{"stream":"a","data":"1"}]`, nil, 422, "too_many_broadcasts"},
 		{"POST", "/broadcast", `{"stream":"a","data":"` + strings.Repeat("x", 2001) + `"}`, nil, 413, "too_large"},
 		{"POST", "/broadcast", strings.Repeat(" ", 5001), nil, 413, "too_large"},
 		{"POST", "/broadcast", `{"stream":"a","data":"1"}`, []string{"Content-Type", "text/plain"}, 415, "unsupported_media_type"},
