@@ -178,8 +178,9 @@ export class Connection {
   /** @param {import('./platform.js').PageSign} sign */
   #sign(sign) {
     if (sign === 'hidden') {
-      // An open socket keeps a page out of the back/forward cache.
+      // An open socket keeps a page out of the back/forward cache. Should the page live on, it comes back.
       this.#drop('waiting')
+      this.#arm(this.options.maxDelay, () => this.#connect())
     } else if (this.state === 'waiting') {
       this.#arm(this.platform.random() * Math.min(500, this.options.minDelay), () => this.#connect())
     } else if (this.state === 'connected') {

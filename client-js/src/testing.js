@@ -251,6 +251,12 @@ export class FakeSocket {
  */
 
 /**
+ * sent is the offset of the last message sent; replays counts the requests for
+ * history that are still being answered.
+ * @typedef {{ stream: string, sent: number, replays: number }} Subscribed
+ */
+
+/**
  * FakeServer speaks chronocast-v1-json from memory, for any number of clients.
  * By itself it accepts every socket, answers every command and pings; every
  * frame reaches its client at the next advance, in order.
@@ -264,7 +270,9 @@ export class FakeServer {
   pinging = true
   /** @type {Map<string, Log>} */
   logs = new Map()
-  /** @type {Map<FakeSocket, Map<string, { stream: string, sent: number }>>} */
+  /** How many messages a frame of a replay holds. */
+  page = 100
+  /** @type {Map<FakeSocket, Map<string, Subscribed>>} */
   #subscribed = new Map()
   #epoch = 1_000_000
   #platform
@@ -354,7 +362,7 @@ export class FakeServer {
     log.messages.push(data)
     for (const [socket, identifiers] of this.#subscribed) {
       for (const [identifier, subscription] of identifiers) {
-        if (subscription.stream !== stream || socket.readyState !== 1) continue
+        if (subscription.stream !== stream || subscription.replays || socket.readyState !== 1) continue
         subscription.sent = log.messages.length
         const { epoch } = log
         this.send(socket, { identifier, message: data, stream_id: stream, epoch, offset: subscription.sent })
@@ -375,7 +383,7 @@ export class FakeServer {
     this.log(stream)
     for (const [socket, identifiers] of this.#subscribed) {
       for (const [identifier, subscription] of identifiers) {
-        if (subscription.stream === stream) this.#reset(socket, identifier, stream, 'epoch_changed')
+        if (subscription.stream === stream) this.#reset(socket, identifier, subscription, 'epoch_changed')
       }
     }
   }
@@ -417,56 +425,74 @@ export class FakeServer {
     const after = history?.streams[stream]
     if (command === 'unsubscribe') identifiers.delete(identifier)
     if (command === 'subscribe') {
-      const at = known ?? { stream, sent: messages.length }
+      const at = known ?? { stream, sent: messages.length, replays: 0 }
       identifiers.set(identifier, at)
       this.send(socket, { type: 'confirm_subscription', identifier, streams: { [stream]: { epoch, offset: at.sent } } })
       if (after && known) this.send(socket, { type: 'confirm_history', identifier })
-      else if (after) this.#replay(socket, identifier, stream, after)
+      else if (after) this.#replay(socket, identifier, at, after)
     }
-    if (command === 'history' && known && after) this.#replay(socket, identifier, stream, after)
+    if (command === 'history' && known && after) this.#replay(socket, identifier, known, after)
+  }
+
+  /**
+   * later runs the next step of a replay; replace it to decide when.
+   * @param {() => void} f
+   */
+  later(f) {
+    this.#platform.setTimeout(f, 0)
   }
 
   /**
    * @param {FakeSocket} socket
    * @param {string} identifier
-   * @param {string} stream
+   * @param {Subscribed} subscription
    * @param {Position} after
    */
-  #replay(socket, identifier, stream, after) {
-    const { epoch, first, messages } = this.log(stream)
+  #replay(socket, identifier, subscription, after) {
+    const { epoch, first, messages } = this.log(subscription.stream)
     const reason =
       after.epoch !== epoch ? 'epoch_changed'
       : after.offset > messages.length ? 'ahead'
       : after.offset + 1 < first ? 'trimmed'
       : ''
-    if (reason) return this.#reset(socket, identifier, stream, reason)
-    for (let from = after.offset; from < messages.length; from += 100) {
-      const page = messages.slice(from, from + 100).map((message, i) => ({ offset: from + i + 1, message }))
+    if (reason) return this.#reset(socket, identifier, subscription, reason)
+    // A request moves the one place where the wire is, also that of a replay under way.
+    subscription.sent = after.offset
+    if (!subscription.replays++) this.#proceed(socket, identifier, subscription)
+  }
+
+  /**
+   * proceed sends one page of a replay. Live messages wait until it is through.
+   *
+   * @param {FakeSocket} socket
+   * @param {string} identifier
+   * @param {Subscribed} subscription
+   */
+  #proceed(socket, identifier, subscription) {
+    if (this.#subscribed.get(socket)?.get(identifier) !== subscription || !subscription.replays) return
+    const { stream, sent } = subscription
+    const { epoch, first, messages } = this.log(stream)
+    if (sent + 1 < first) return this.#reset(socket, identifier, subscription, 'trimmed')
+    const page = messages.slice(sent, sent + this.page).map((message, i) => ({ offset: sent + i + 1, message }))
+    if (page.length) {
+      subscription.sent += page.length
       this.send(socket, { type: 'messages', identifier, stream_id: stream, epoch, replay: true, messages: page })
+      return this.later(() => this.#proceed(socket, identifier, subscription))
     }
-    this.#sent(socket, identifier, messages.length)
-    this.send(socket, { type: 'confirm_history', identifier })
+    for (; subscription.replays; subscription.replays--) this.send(socket, { type: 'confirm_history', identifier })
   }
 
   /**
    * @param {FakeSocket} socket
    * @param {string} identifier
-   * @param {string} stream
+   * @param {Subscribed} subscription
    * @param {string} reason
    */
-  #reset(socket, identifier, stream, reason) {
+  #reset(socket, identifier, subscription, reason) {
+    const { stream } = subscription
     const { epoch, first, messages } = this.log(stream)
-    this.#sent(socket, identifier, messages.length)
+    subscription.sent = messages.length
+    subscription.replays = 0
     this.send(socket, { type: 'reset', identifier, stream_id: stream, reason, epoch, first, offset: messages.length })
-  }
-
-  /**
-   * @param {FakeSocket} socket
-   * @param {string} identifier
-   * @param {number} offset
-   */
-  #sent(socket, identifier, offset) {
-    const subscription = this.#subscribed.get(socket)?.get(identifier)
-    if (subscription) subscription.sent = offset
   }
 }

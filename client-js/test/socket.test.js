@@ -22,6 +22,7 @@ describe('a real socket', () => {
   before(async () => {
     listener = new WebSocketServer({ port: 0, host: '127.0.0.1', handleProtocols: (offered) => offered.has(chosen) && chosen })
     server.connected = () => {}
+    server.later = setImmediate
     server.send = (socket, frame) => wires.get(socket)?.send(JSON.stringify(frame))
     listener.on('connection', (wire) => {
       const end = new FakeSocket('')

@@ -168,6 +168,8 @@ export class World {
     }
     this.server = new FakeServer(this.platform)
     this.server.pinging = false
+    this.server.page = 3
+    this.server.later = (step) => this.schedule(step)
     /** @type {Map<FakeSocket, string[]>} */
     const lines = new Map()
     this.server.connected = (socket) => {
