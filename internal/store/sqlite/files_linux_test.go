@@ -35,6 +35,7 @@ func TestOpen_FileModes(t *testing.T) {
 // TestB113_FileSystemFull fills a small file system of its own, where the
 // process may mount one. TestB113_DatabaseFull is the same without.
 func TestB113_FileSystemFull(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "small")
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -106,6 +107,7 @@ const syncsEnv = "CHRONOCAST_TEST_SYNCS"
 // TestB112_OneSyncPerCommit counts the system calls of a process that commits
 // a known number of times, where they can be traced.
 func TestB112_OneSyncPerCommit(t *testing.T) {
+	t.Parallel()
 	const commits = 40
 	if path := os.Getenv(syncsEnv); path != "" { // the traced process
 		s := mustOpen(t, path, Options{})

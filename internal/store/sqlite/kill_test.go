@@ -71,6 +71,7 @@ func victim(path string) int {
 // with SIGKILL, at a moment of chance. Every broadcast that it acknowledged is
 // there, at the place it told; offsets are contiguous; the epoch is the same.
 func TestKill_AcknowledgedMessagesSurvive(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.db")
 	r := rand.New(rand.NewPCG(7, 8))
 	acknowledged := [victimStreams]map[uint64]string{}

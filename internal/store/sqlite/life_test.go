@@ -25,6 +25,7 @@ func reset(t *testing.T, s *Store, stream string, p protocol.Position) protocol.
 // TestB58_DeletedFile: the file is deleted while the server is down; the
 // numbering begins anew and must not look like the old one.
 func TestB58_DeletedFile(t *testing.T) {
+	t.Parallel()
 	for _, also := range []bool{false, true} {
 		t.Run(fmt.Sprintf("life file too %v", also), func(t *testing.T) {
 			dir := t.TempDir()
@@ -144,6 +145,7 @@ func TestB59_RestoredCopy(t *testing.T) {
 
 // TestB59_OtherDatabase: the file of another server is put in place.
 func TestB59_OtherDatabase(t *testing.T) {
+	t.Parallel()
 	dir, other := t.TempDir(), t.TempDir()
 	path := filepath.Join(dir, "a.db")
 	s := mustOpen(t, path, Options{})
@@ -169,6 +171,7 @@ func TestB59_OtherDatabase(t *testing.T) {
 }
 
 func TestLife_SurvivesRestartsAndTrimming(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.db")
 	now := time.UnixMicro(1_800_000_000_000_000)
 	o := Options{Now: func() time.Time { return now }}
@@ -236,6 +239,7 @@ func TestOpen_SecondServerIsRefused(t *testing.T) {
 // the running server, in every way. The one batch that may be under way is
 // answered unknown, all others are refused, and reading goes on.
 func TestCheckFile_NothingIsAcknowledgedIntoALostFile(t *testing.T) {
+	t.Parallel()
 	for name, take := range map[string]func(path string) error{
 		"moved":                 func(path string) error { return os.Rename(path, path+".old") },
 		"deleted":               os.Remove,

@@ -27,6 +27,7 @@ func startSequencer(t *testing.T, s sequencer.Log) *sequencer.Sequencer {
 }
 
 func TestB109_ParallelPublishersMeetNoBusy(t *testing.T) {
+	t.Parallel()
 	s := mustOpen(t, filepath.Join(t.TempDir(), "a.db"), Options{})
 	sq := startSequencer(t, s)
 	const publishers, each = 50, 40
@@ -62,6 +63,7 @@ func TestB109_ParallelPublishersMeetNoBusy(t *testing.T) {
 // TestB110_OutsideWriter: another program holds the write lock. Publishes wait
 // and are then refused as busy, reads go on, and all is well afterwards.
 func TestB110_OutsideWriter(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.db")
 	s := mustOpen(t, path, Options{BusyTimeout: 100 * time.Millisecond})
 	fill(t, s, "s", 5)
@@ -157,6 +159,7 @@ func testDiskFull(t *testing.T, s *Store, makeRoom func()) {
 }
 
 func TestB113_DatabaseFull(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.db")
 	s := mustOpen(t, path, Options{})
 	if err := s.w.script(background, "PRAGMA max_page_count = 500"); err != nil {
@@ -177,6 +180,7 @@ func TestB113_DatabaseFull(t *testing.T) {
 // TestWAL_StaysBoundedUnderSteadyReaders keeps two readers going whose reads
 // overlap without a pause, and writes many times the bound.
 func TestWAL_StaysBoundedUnderSteadyReaders(t *testing.T) {
+	t.Parallel()
 	const bound = 1 << 20
 	path := filepath.Join(t.TempDir(), "a.db")
 	s := mustOpen(t, path, Options{MaxWAL: bound})

@@ -22,6 +22,7 @@ func limits(s string) history.Retention {
 }
 
 func TestOpen_SaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	write := func(content string) func(t *testing.T, path string) {
 		return func(t *testing.T, path string) {
 			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
