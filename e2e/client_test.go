@@ -358,16 +358,21 @@ func TestB44_LiveMeansThatTheNextMessageArrives(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	cl := startNode(t, "ours.mjs")
-	cl.do("client", map[string]any{"url": s.ws()})
+	const each = 500 // streams of one connection, whose number is limited
 	rounds := scale(300, 2000)
-	for i := range rounds {
-		name := fmt.Sprintf("ready/%d", i)
-		cl.do("publishWhenLive", map[string]any{"id": name, "name": name, "url": s.url(messagesPath(name)), "payload": fmt.Sprintf(`{"n":%d}`, i)})
-		if i%50 == 49 || i == rounds-1 {
-			for j := i / 50 * 50; j <= i; j++ {
-				cl.awaitCount(fmt.Sprintf("ready/%d", j), 1, 10*time.Second)
-			}
+	for first := 0; first < rounds; first += each {
+		client := fmt.Sprintf("c%d", first/each)
+		cl.do("client", map[string]any{"client": client, "url": s.ws()})
+		names := make([]string, min(each, rounds-first))
+		for i := range names {
+			names[i] = fmt.Sprintf("ready/%d", first+i)
+			cl.do("publishWhenLive", map[string]any{"client": client, "id": names[i], "name": names[i],
+				"url": s.url(messagesPath(names[i])), "payload": fmt.Sprintf(`{"n":%d}`, i)})
 		}
+		for _, name := range names {
+			cl.awaitCount(name, 1, 20*time.Second)
+		}
+		cl.do("closeClient", map[string]any{"client": client})
 	}
 }
 

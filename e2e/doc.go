@@ -7,7 +7,8 @@
 // The tests need Node, the npm packages of this folder and Chromium. `make
 // test` installs them; without them the tests fail and say so.
 //
-// CHRONOCAST_E2E_LONG=1 raises the counts to the full figures.
+// CHRONOCAST_E2E_LONG=1 raises the counts to the full figures; give the run an
+// hour then (-timeout 60m).
 // CHRONOCAST_E2E_RACE=1 builds the server with the race detector.
 // CHRONOCAST_E2E_BINARY names a server that is already built.
 package e2e

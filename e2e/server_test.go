@@ -179,9 +179,20 @@ func (s *server) terminate(within time.Duration) (time.Duration, int) {
 	return time.Since(began), s.cmd.ProcessState.ExitCode()
 }
 
-// freeze and thaw stop and continue the process as a whole.
-func (s *server) freeze() { s.process().Signal(syscall.SIGSTOP) }
-func (s *server) thaw()   { s.process().Signal(syscall.SIGCONT) }
+// freeze stops the process as a whole and returns when it stands.
+func (s *server) freeze() {
+	s.t.Helper()
+	p := s.process()
+	p.Signal(syscall.SIGSTOP)
+	eventually(s.t, 5*time.Second, "the process stands", func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.Pid))
+		_, after, _ := bytes.Cut(b, []byte(") "))
+		return err == nil && bytes.HasPrefix(after, []byte("T"))
+	})
+}
+
+// thaw lets it go on.
+func (s *server) thaw() { s.process().Signal(syscall.SIGCONT) }
 
 // rss is the resident memory of the process in bytes.
 func (s *server) rss() int64 {
