@@ -64,30 +64,35 @@ export class Subscription {
     this.host = host
   }
 
-  get #up() {
-    return this.connection.state === 'connected'
-  }
-
   /**
-   * open adds a handle. On a confirmed subscription "now" is the message being
-   * handed over at this moment, or else the newest one the server told of.
+   * open adds a handle. It joins at the end of this turn, when whoever opened it
+   * listens. On a confirmed subscription "now" is the message being handed over
+   * at this moment, or else the newest one the server told of.
    *
    * @param {import('./stream.js').After} after
    */
   open(after) {
     const handle = new Handle(this, after)
+    const { at } = this
     this.handles.add(handle)
+    queueMicrotask(() => this.#join(handle, at))
+    return handle
+  }
+
+  /**
+   * @param {Handle} handle
+   * @param {Position | null} at
+   */
+  #join(handle, at) {
+    if (handle.state.name !== 'idle' || this.connection.state !== 'connected') return
     this.#gather(() => {
-      if (!this.#up) return
       if (this.#wire === 'none') return this.#subscribe()
       handle.step({ type: 'open', asked: false })
       const known = this.#known
       if (this.#wire === 'confirmed' && known) {
-        const at = this.at?.epoch === known.epoch ? this.at : known
-        handle.step({ type: 'confirm', at, head: known.offset })
+        handle.step({ type: 'confirm', at: at?.epoch === known.epoch ? at : known, head: known.offset })
       }
     })
-    return handle
   }
 
   /**

@@ -201,6 +201,7 @@ describe('messages', () => {
         count++
         if (m.data.of !== name) foreign.push(m.data.of)
       })
+      if (i % 2 === 0) await w.run(5)
       for (const of of names) w.server.publish(of, { of })
       if (i % 4 === 0) await w.run(5)
     }

@@ -242,6 +242,23 @@ describe('several streams on one name', () => {
     for (const s of [now, start, middle]) assert.equal(s.stream.state, 'live')
   })
 
+  test('one that joins a live subscription tells all its states and what it recovered', async () => {
+    const w = world()
+    w.open(S)
+    await w.run()
+    publish(w, 3)
+    await w.run()
+    const now = w.open(S)
+    const head = w.open(S, w.server.head(S))
+    const behind = w.open(S, { ...w.server.head(S), offset: 1 })
+    await w.run()
+    assert.deepEqual(now.states, ['subscribing', 'live'])
+    assert.deepEqual(head.states, ['resuming', 'live'])
+    assert.deepEqual(head.events.map(([name, { count }]) => [name, count]), [['recovered', 0]])
+    assert.deepEqual(behind.states, ['resuming', 'live'])
+    assert.deepEqual(behind.events.map(([name, { count }]) => [name, count]), [['recovered', 2]])
+  })
+
   test('opened in one turn, one request serves them all, from the lowest position', async () => {
     const w = world()
     publish(w, 50)
