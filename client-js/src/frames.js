@@ -55,15 +55,13 @@ export function decode(text) {
      * @param {number} size
      * @returns {Arrival}
      */
-    const arrival = (m, size) => ({
-      ...position({ epoch: f.epoch, offset: m.offset }),
-      data: m.message,
-      replayed: !!f.replay,
-      size,
-    })
+    const arrival = (m, size) => {
+      const { epoch, offset } = position({ epoch: f.epoch, offset: m.offset })
+      return { epoch, offset, data: m.message, replayed: !!f.replay, size }
+    }
     switch (f.type) {
       case undefined:
-        return { ...f, type: 'messages', messages: [arrival(f, text.length)] }
+        return { type: 'messages', identifier: f.identifier, messages: [arrival(f, text.length)] }
       case 'messages':
         return { ...f, messages: f.messages.map((/** @type {any} */ m) => arrival(m, text.length / f.messages.length)) }
       case 'ping':

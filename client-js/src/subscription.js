@@ -144,6 +144,7 @@ export class Subscription {
       switch (frame.type) {
         case 'messages':
           for (const message of frame.messages) {
+            if (this.#wire === 'none') break // a handler let go of the connection
             this.#note(message)
             for (const handle of this.handles) handle.step({ type: 'message', message })
           }

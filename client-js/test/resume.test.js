@@ -76,6 +76,18 @@ describe('resuming', () => {
     assert.equal(second.stream.state, 'live')
   })
 
+  test('B73: let go in the middle of a frame, the rest comes after connect', async () => {
+    const w = world()
+    publish(w, 50)
+    const s = w.open(S, 'start')
+    s.stream.on('message', (m) => m.data === 20 && w.client.disconnect())
+    await w.run()
+    assert.deepEqual(s.data, upTo(20))
+    w.client.connect()
+    await w.run()
+    assert.deepEqual(s.data, upTo(50))
+  })
+
   test('B119: cut ten times before anything arrives, still resumes from the same place', async () => {
     const w = world()
     publish(w, 20)
