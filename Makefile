@@ -1,7 +1,6 @@
 # `make` alone prints what there is to do.
 GO      ?= go
-ADDR    ?= 127.0.0.1:8080
-DB      ?= sqlite:chronocast.db
+ARGS    ?=
 PACKAGES = $(shell $(GO) list ./... | grep -v /e2e$$)
 FUZZTIME ?= 10s
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -11,25 +10,25 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: ## serve on 127.0.0.1:8080 with SQLite and open the way to the demo page
-	$(GO) run ./cmd/chronocast serve --addr $(ADDR) --database $(DB)
+run: ## serve on 127.0.0.1:8080 with SQLite; other flags: make run ARGS="--addr 127.0.0.1:9000"
+	@$(GO) build -o bin/chronocast ./cmd/chronocast && exec bin/chronocast serve $(ARGS)
 
 build: ## build bin/chronocast, one static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/chronocast ./cmd/chronocast
 
 test: needs unit js e2e ## install what the tests need, then run all of them
 
-needs:
+needs: ## install what the tests need, or say what is missing
 	@sh e2e/install.sh
 
 unit: ## Go tests with the race detector, without the end-to-end ones
 	@sh .ci/gotest unit -race -timeout 10m $(PACKAGES)
 
-js: ## type check, tests and size budget of the JavaScript client, tests of the demo page
+js: needs ## type check, tests and size budget of the JavaScript client, tests of the demo page
 	cd client-js && npm run --silent check && npm test --silent
 	node --test internal/demo/test/
 
-e2e: ## the real binary, foreign clients and a browser
+e2e: needs ## the real binary, foreign clients and a browser
 	@sh .ci/gotest e2e -timeout 15m -count 1 ./e2e
 
 lint: ## format, vet, staticcheck

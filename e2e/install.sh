@@ -10,7 +10,7 @@ missing=""
 want() { # want COMMAND PACKAGE
 	command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
 }
-want cc gcc
+want cc "gcc libc6-dev"
 want chromium chromium
 want node nodejs
 want npm npm
@@ -33,7 +33,8 @@ fi
 
 version=$(node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0)
 if [ "$version" -lt 20 ]; then
-	echo "make test needs Node.js 20 or newer for the JavaScript tests; this is version $version" >&2
+	echo "make test needs Node.js 20 or newer for the JavaScript tests; this is version $version." >&2
+	echo "Debian 13 and newer have it as nodejs; elsewhere take it from nodejs.org or your version manager." >&2
 	exit 1
 fi
 

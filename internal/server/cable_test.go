@@ -451,9 +451,10 @@ func TestB134_ConnectAndAbort(t *testing.T) {
 	}
 	gone()
 	eventually(t, "the goroutines are gone", func() bool { return runtime.NumGoroutine() <= before })
-	if body := s.do("GET", "/metrics", "").body; !strings.Contains(body, "\nchronocast_connections 0\n") {
-		t.Errorf("the gauge: %s", body)
-	}
+	// The last of the aborted handshakes may still be on its way to the server.
+	eventually(t, "the gauge is back at 0", func() bool {
+		return strings.Contains(s.do("GET", "/metrics", "").body, "\nchronocast_connections 0\n")
+	})
 }
 
 // TestB79_StopUnderLoad: what was acknowledged is in the log, every client is
