@@ -488,6 +488,7 @@ func appendSpan(b []byte, span protocol.Span) []byte {
 
 // writeJSON sends a whole answer.
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	body = append(body, '\n') // for people at a terminal
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "no-store")

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -126,7 +127,7 @@ func (s *stack) do(method, path, body string, header ...string) answer {
 	if err != nil {
 		s.t.Fatalf("%s %s: %v", method, path, err)
 	}
-	return answer{w.StatusCode, w.Header, string(b)}
+	return answer{w.StatusCode, w.Header, strings.TrimSuffix(string(b), "\n")}
 }
 
 // publish commits one JSON payload and returns its position.
