@@ -85,7 +85,7 @@ func TestMainJob_ALongTextReachesEveryClientWhole(t *testing.T) {
 		toks = toks[:n]
 		text = strings.Join(toks, "")
 	}
-	s := newServer(t)
+	s := newServer(t, keepAll...)
 	p := newPublisher(t, s.url(""))
 	const stream, indexed = "answer/1", "answer/1/indexed"
 
