@@ -273,6 +273,10 @@ func (d *Demo) write(ctx context.Context, a *answer) {
 		}
 		n = min(n, maxBurst, len(d.tokens)-i)
 		placed, err := d.publishTokens(ctx, a.stream, i, n)
+		if err != nil && ctx.Err() != nil {
+			log.Info("answer stopped", zap.Int("next", i), zap.Error(context.Cause(ctx)))
+			return
+		}
 		if err != nil {
 			log.Warn("answer given up", zap.Int("next", i), zap.Error(err))
 			return

@@ -12,6 +12,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/chronocast/chronocast/protocol"
 	"github.com/chronocast/chronocast/sequencer"
 )
@@ -299,6 +302,46 @@ func TestHangingPublishIsBounded(t *testing.T) {
 		cancel()
 		<-ended
 	})
+}
+
+// An answer that the end of Run meets while it publishes is stopped, as one is
+// that the end meets while it waits: no reason to warn.
+func TestStoppedIsNoWarning(t *testing.T) {
+	for name, tt := range map[string]struct {
+		publish func(ctx context.Context) error
+		want    string
+	}{
+		"while waiting":             {func(context.Context) error { return nil }, "info answer stopped"},
+		"while publishing":          {func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }, "info answer stopped"},
+		"while the sequencer stops": {func(ctx context.Context) error { <-ctx.Done(); return sequencer.ErrClosed }, "info answer stopped"},
+		"by itself":                 {func(context.Context) error { return sequencer.ErrStreamFull }, "warn answer given up"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			core, logs := observer.New(zap.InfoLevel)
+			synctest.Test(t, func(t *testing.T) {
+				d := New(func(ctx context.Context, _ sequencer.Request) ([]sequencer.Placed, error) {
+					return nil, tt.publish(ctx)
+				}, Options{Logger: zap.New(core)})
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- d.Run(ctx) }()
+				synctest.Wait()
+				mustOrder(t, d, "", 10, 0)
+				synctest.Wait()
+				cancel()
+				if err := <-ended; err != nil {
+					t.Errorf("Run: %v", err)
+				}
+			})
+			var got []string
+			for _, e := range logs.All() {
+				got = append(got, e.Level.String()+" "+e.Message)
+			}
+			if len(got) != 1 || got[0] != tt.want {
+				t.Errorf("logged %q, want %q", got, tt.want)
+			}
+		})
+	}
 }
 
 func TestDeadlineEndsAnAnswer(t *testing.T) {

@@ -36,9 +36,11 @@ function setUpRecipes() {
   const { origin } = location
   const cable = origin.replace(/^http/, 'ws') + '/cable'
   $('snippet').textContent = [
-    `import { createClient } from "${origin}/client.js"`,
-    `const stream = createClient("${cable}").stream("${HELLO}")`,
-    `stream.on("message", ({ offset, data }) => console.log(offset, data))`,
+    `<script type="module">`,
+    `  import { createClient } from "${origin}/client.js"`,
+    `  const stream = createClient("${cable}").stream("${HELLO}", { after: "start" })`,
+    `  stream.on("message", m => console.log(m.offset, m.data))`,
+    `</script>`,
   ].join('\n')
   $('curl').textContent = `curl ${origin}/streams/${HELLO}/messages \\\n  -H 'Content-Type: text/plain' -d 'Hello, 世界 👋'`
   for (const button of document.querySelectorAll('button[data-copy]')) {

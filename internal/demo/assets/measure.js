@@ -12,8 +12,10 @@
 
 /**
  * @typedef {object} Verdict
- * @property {boolean} identical
+ * @property {boolean} identical all of the source, once, in order
+ * @property {boolean} agrees the same, but for what is lost
  * @property {number} tokens delivered
+ * @property {number} lost of the source, no longer kept when it was asked for
  * @property {number} missing of the source, never delivered
  * @property {number} doubled delivered more than once
  * @property {number} disordered delivered after a later one
@@ -30,6 +32,8 @@ export class Measure {
   disordered = 0
   gaps = 0
   recovered = 0
+  /** messages no longer kept when they were asked for */
+  lost = 0
   /** newest offset in raw order */
   #last = 0
   /** up to here everything has arrived */
@@ -39,6 +43,8 @@ export class Measure {
   #position = 0
   /** @type {Set<number>} */
   #offsets = new Set()
+  /** where in the text shown something is lost @type {number[]} */
+  #holes = []
 
   /** offset of the newest message delivered */
   get position() {
@@ -91,16 +97,24 @@ export class Measure {
   }
 
   /**
-   * reset: the stream goes on after this offset, perhaps in a new epoch.
+   * reset: the stream goes on after this offset; what lies between is lost. A
+   * new life of the stream is for a new Measure.
+   *
    * @param {number} offset
+   * @param {number} shown length of the text delivered so far
    */
-  reset(offset) {
+  reset(offset, shown) {
+    if (offset > this.#position) {
+      this.lost += offset - this.#position
+      this.#holes.push(shown)
+    }
     this.#early.clear()
     this.#reach = this.#position = this.#last = offset
   }
 
   /**
-   * verdict compares what was delivered with the source.
+   * verdict compares what was delivered with the source. Where something is
+   * lost, what comes before and after it is compared piece by piece.
    *
    * @param {string} text
    * @param {string} source
@@ -108,10 +122,32 @@ export class Measure {
    * @returns {Verdict}
    */
   verdict(text, source, tokens) {
-    let missing = tokens
+    const { delivered, doubled, disordered, received, outOfPlace, lost } = this
+    let missing = tokens - lost
     for (const offset of this.#offsets) if (offset <= tokens) missing--
-    const { delivered, doubled, disordered, received, outOfPlace } = this
-    const identical = text === source && !missing && !doubled && !disordered
-    return { identical, tokens: delivered, missing, doubled, disordered, arrived: received, outOfPlace }
+    missing = Math.max(0, missing)
+    const agrees = this.#fits(text, source) && !missing && !doubled && !disordered
+    return { identical: agrees && !lost, agrees, tokens: delivered, missing, doubled, disordered, lost, arrived: received, outOfPlace }
+  }
+
+  /**
+   * fits reports whether the pieces of text between the holes are the source
+   * but for what is lost: its beginning, its end, and the rest in order between.
+   *
+   * @param {string} text
+   * @param {string} source
+   */
+  #fits(text, source) {
+    if (!this.#holes.length) return text === source
+    let from = 0
+    let reached = 0
+    for (const [i, hole] of this.#holes.entries()) {
+      const piece = text.slice(from, hole)
+      const at = i ? source.indexOf(piece, reached) : source.startsWith(piece) ? 0 : -1
+      if (at < 0) return false
+      from = hole
+      reached = at + piece.length
+    }
+    return source.slice(reached).endsWith(text.slice(from))
   }
 }

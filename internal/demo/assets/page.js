@@ -6,7 +6,7 @@ import { EventList, FrameLog } from './lists.js'
 import { Measure } from './measure.js'
 import { TextView } from './text-view.js'
 import { setUpAside } from './aside.js'
-import { Link } from './unreliable.js'
+import { Link, disturbance } from './unreliable.js'
 
 /** How long a cut lasts, in milliseconds. */
 const CUT = 1500
@@ -38,6 +38,8 @@ let notice = ''
 let name = ''
 /** @type {any} */
 let stream = null
+/** epoch that the last reset told of: what an older one left on the way is not shown */
+let life = 0n
 let measure = new Measure()
 /** @type {(Verdict & { fingerprint: string | null }) | null} */
 let verdict = null
@@ -105,13 +107,10 @@ function named() {
 function watch(which) {
   stream?.close()
   name = which
-  verdict = null
-  measure = new Measure()
-  begun = moved = performance.now()
-  waitingSince = 0
-  resuming = false
-  enter('writing')
-  for (const view of [ordered, raw, frames, events]) view.clear()
+  begun = performance.now()
+  life = 0n
+  events.clear()
+  anew()
   if (named() !== name) history.replaceState(null, '', '#' + encodeURIComponent(name).replaceAll('%2F', '/'))
   stream = client.stream(name, { after: 'start' })
   const mine = stream
@@ -127,14 +126,46 @@ function watch(which) {
     measure.recovered++
     if (!resuming) return healing('ok', `the last one closed at ${to.offset}`)
     resuming = false
-    tell('ok', `Caught up: ${count(brought, 'token')}, offsets ${from.offset + 1} to ${to.offset}`)
+    tell('ok', brought ? `Caught up: ${count(brought, 'token')}, offsets ${from.offset + 1} to ${to.offset}` : 'Caught up: nothing was missed')
   })
-  on('reset', ({ reason, first, from }) => {
-    measure.reset(Math.max(0, first - 1))
-    tell('bad', `Reset (${reason}): ${from.offset} cannot be continued, the stream goes on with ${first}`)
-  })
+  on('reset', restarted)
   on('error', (error) => tell('bad', error.message))
   remember()
+  draw()
+}
+
+/** anew empties the panes and counters: an answer begins. */
+function anew() {
+  verdict = null
+  measure = new Measure()
+  moved = performance.now()
+  waitingSince = 0
+  resuming = false
+  for (const view of [ordered, raw, frames]) view.clear()
+  enter('writing')
+}
+
+/**
+ * restarted: the position cannot be continued. In a new life of the stream, or
+ * one that was put back, an offset names another message, so nothing shown
+ * stays. Where the stream was only trimmed, it stays beside the hole.
+ *
+ * @param {{ reason: string, epoch: string, first: number, offset: number, from: { offset: number } }} reset
+ */
+function restarted({ reason, epoch, first, offset, from }) {
+  life = BigInt(epoch)
+  if (reason === 'trimmed') {
+    const gone = from.offset ? `offsets ${from.offset + 1} to ${first - 1} are` : 'the beginning is'
+    tell('bad', `Reset (trimmed): ${gone} no longer kept, the stream goes on with ${first}. Only what is kept can be compared`)
+  } else {
+    const why = reason === 'ahead' ? `offset ${from.offset} is beyond the newest, ${offset}` : `the stream has a new life, in which offset ${from.offset} means nothing`
+    anew()
+    tell('bad', `Reset (${reason}): ${why}. The page begins anew${first > 1 ? ` with ${first}, the first one kept` : ''}`)
+    announce('The stream was reset: the answer begins anew')
+  }
+  measure.reset(Math.max(0, first - 1), ordered.text.length)
+  resuming = offset >= first // what is there comes first
+  if (text.tokens && measure.position >= text.tokens) complete()
   draw()
 }
 
@@ -150,7 +181,7 @@ function delivered({ data, offset }) {
 
 /** @param {import('./unreliable.js').DataFrame} frame */
 link.observe = (frame) => {
-  if (frame.stream !== name) return
+  if (frame.stream !== name || BigInt(frame.epoch) < life) return
   const at = seconds()
   for (const { offset, message } of frame.messages) {
     const { kind, stray } = measure.arrive(offset, frame.replay)
@@ -187,17 +218,21 @@ async function complete() {
   const result = measure.verdict(shown, text.text, text.tokens)
   const [mine, theirs] = await Promise.all([fingerprint(shown), fingerprint(text.text)])
   if (of !== measure) return
-  verdict = { ...result, identical: result.identical && mine === theirs, fingerprint: mine }
+  const same = mine === theirs
+  verdict = { ...result, identical: result.identical && same, agrees: result.agrees && (same || result.lost > 0), fingerprint: mine }
   if (was !== 'complete') {
-    tell(verdict.identical ? 'ok' : 'bad', verdict.identical ? 'Complete, and identical to the source' : 'Complete, but not identical to the source')
+    tell(tone(verdict), `Complete, ${verdict.identical ? 'and identical to the source' : verdict.agrees ? 'and identical to the source where it is kept' : 'but not identical to the source'}`)
     announce(sentence(verdict))
   }
   draw()
 }
 
 /** @param {Verdict} v */
+const tone = (v) => (v.identical ? 'ok' : v.agrees ? 'warn' : 'bad')
+
+/** @param {Verdict} v */
 const sentence = (v) =>
-  `${v.identical ? 'Identical' : 'Not identical'}: ${count(v.tokens, 'token')}, ${number.format(v.missing)} missing, ${number.format(v.doubled)} doubled, ${number.format(v.disordered)} out of order`
+  `${v.identical ? 'Identical' : !v.agrees ? 'Not identical' : v.tokens ? 'Identical where kept' : 'Nothing to compare'}: ${count(v.tokens, 'token')}, ${number.format(v.missing)} missing, ${number.format(v.doubled)} doubled, ${number.format(v.disordered)} out of order`
 
 // — ordering answers —
 
@@ -238,7 +273,7 @@ async function proceed() {
   moved = performance.now()
   try {
     await order({ stream: name, from: Math.min(measure.position, text.tokens), rate: rate() })
-    tell('plain', `Nothing new for a while: the rest was ordered, from token ${measure.position}`)
+    tell('plain', measure.position ? `Nothing new for a while: the rest was ordered, from token ${measure.position}` : 'Nothing is there: the answer was ordered from its first token')
     if (phase === 'failed') enter('writing')
   } catch (error) {
     enter('failed', error instanceof Refused ? error.message : 'The server does not answer.')
@@ -293,8 +328,8 @@ function condition() {
 
 function paint() {
   for (const view of [ordered, raw, frames]) view.flush()
-  const [tone, words] = condition()
-  $('chip').dataset.tone = tone
+  const [mood, words] = condition()
+  $('chip').dataset.tone = mood
   put('chip-text', words)
   $('progress').value = text.tokens ? Math.min(1, measure.position / text.tokens) : 0
   put('at', measure.position)
@@ -313,9 +348,9 @@ function paint() {
   $('stage').dataset.phase = phase
   put('raw-title', `${number.format(measure.outOfPlace)} of ${number.format(measure.received)} out of place`)
   $('raw-verdict').dataset.tone = measure.outOfPlace ? 'bad' : measure.received ? 'ok' : 'plain'
-  $('verdict').dataset.tone = verdict ? (verdict.identical ? 'ok' : 'bad') : 'plain'
+  $('verdict').dataset.tone = verdict ? tone(verdict) : 'plain'
   put('verdict-title', verdict ? sentence(verdict) : 'Not complete yet')
-  put('verdict-text', verdict?.fingerprint ? `SHA-256 of what you see: ${verdict.fingerprint.slice(0, 12)}…` : verdict ? 'compared with the source' : 'then compared with the source, byte for byte')
+  put('verdict-text', verdict?.lost ? `${count(verdict.lost, 'token')} no longer kept by the server, so not compared` : verdict?.fingerprint ? `SHA-256 of what you see: ${verdict.fingerprint.slice(0, 12)}…` : verdict ? 'compared with the source' : 'then compared with the source, byte for byte')
 }
 
 // — controls —
@@ -330,6 +365,7 @@ function cut(ms = CUT) {
 function trouble(which, on) {
   link[which] = on
   $(which).checked = on
+  put('trouble', disturbance(link))
   remember()
 }
 
@@ -344,6 +380,7 @@ function setUpControls() {
   const { shuffle = true, drop = false, rate: before = 60 } = recall()
   link.shuffle = $('shuffle').checked = shuffle
   link.drop = $('drop').checked = drop
+  put('trouble', disturbance(link))
   showSpeed(before)
   $('shuffle').addEventListener('change', () => trouble('shuffle', $('shuffle').checked))
   $('drop').addEventListener('change', () => trouble('drop', $('drop').checked))

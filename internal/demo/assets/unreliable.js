@@ -43,6 +43,18 @@ export function dataFrame(frame) {
  */
 export const longestDelay = (interval) => Math.min(700, Math.max(45, interval * 4))
 
+/**
+ * disturbance says in a clause what the page does to the frames.
+ *
+ * @param {{ shuffle: boolean, drop: boolean }} link
+ */
+export function disturbance({ shuffle, drop }) {
+  if (shuffle && drop) return 'this page shuffles frames and drops one in ten, on purpose'
+  if (shuffle) return 'this page shuffles frames on purpose'
+  if (drop) return 'this page drops one frame in ten on purpose'
+  return 'this page now leaves every frame as it is'
+}
+
 /** Link is the state of the bad network, shared by all sockets made for it. */
 export class Link {
   shuffle = false

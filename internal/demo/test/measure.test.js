@@ -47,7 +47,7 @@ test('after a lost connection what was held comes again and is no duplicate', ()
 test('after a reset the first message kept continues the stream', () => {
   const m = new Measure()
   arrive(m, [1, 2, 9])
-  m.reset(20)
+  m.reset(20, 2)
   assert.deepEqual(m.arrive(21, true), { kind: 'replay', stray: false })
   assert.equal(m.held, 0)
 })
@@ -68,4 +68,33 @@ test('the verdict tells each fault apart', () => {
   assert.deepEqual(verdict([1, 2, 3, 4], 'abcd'), [false, 4, 0, 0, 0])
   // Right by luck is not right.
   assert.deepEqual(verdict([1, 3, 2], 'abc'), [false, 3, 0, 0, 1])
+})
+
+test('what was trimmed is told, and the rest compared around it', () => {
+  /** @param {(number | [first: number])[]} steps offsets of one letter each, or a reset @param {string} [text] */
+  const verdict = (steps, text) => {
+    const m = new Measure()
+    let shown = ''
+    for (const step of steps) {
+      if (Array.isArray(step)) m.reset(step[0] - 1, shown.length)
+      else {
+        m.deliver(step)
+        shown += 'abcdefgh'[step - 1]
+      }
+    }
+    const { identical, agrees, missing, lost } = m.verdict(text ?? shown, 'abcdefgh', 8)
+    return [identical, agrees, missing, lost]
+  }
+  // From the beginning, in the middle, both, all.
+  assert.deepEqual(verdict([[4], 4, 5, 6, 7, 8]), [false, true, 0, 3])
+  assert.deepEqual(verdict([1, 2, [5], 5, 6, 7, 8]), [false, true, 0, 2])
+  assert.deepEqual(verdict([[3], 3, 4, [7], 7, 8]), [false, true, 0, 4])
+  assert.deepEqual(verdict([[9]]), [false, true, 0, 8])
+  // A reset that loses nothing leaves the whole to compare.
+  assert.deepEqual(verdict([1, 2, [3], 3, 4, 5, 6, 7, 8]), [true, true, 0, 0])
+  // Faults are found in the pieces too.
+  assert.deepEqual(verdict([1, 2, [5], 5, 7, 8]), [false, false, 1, 2])
+  assert.deepEqual(verdict([1, 2, [5], 5, 6, 7, 8], 'xbefgh'), [false, false, 0, 2])
+  assert.deepEqual(verdict([1, 2, [5], 5, 6, 7, 8], 'abefgx'), [false, false, 0, 2])
+  assert.deepEqual(verdict([[3], 3, 4, [7], 7, 8], 'cxgh'), [false, false, 0, 4])
 })

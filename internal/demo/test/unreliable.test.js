@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
-import { Link, dataFrame, longestDelay } from '../assets/unreliable.js'
+import { Link, dataFrame, disturbance, longestDelay } from '../assets/unreliable.js'
 
 /** A socket as far as the page's class needs one. */
 class Base extends EventTarget {
@@ -160,3 +160,13 @@ test('frames without messages are told from those with', () => {
   }
 })
 
+
+test('the page says what it does to the frames, and nothing else', () => {
+  const words = [[true, false], [false, true], [true, true], [false, false]].map(([shuffle = false, drop = false]) => disturbance({ shuffle, drop }))
+  assert.deepEqual(words.map((w) => [/shuffles/.test(w), /drops/.test(w), /on purpose/.test(w)]), [
+    [true, false, true],
+    [false, true, true],
+    [true, true, true],
+    [false, false, false],
+  ])
+})
