@@ -249,12 +249,17 @@ func (c *Subscription) Sent() protocol.Position {
 // Tell pushes the frame that f makes for the position [Subscription.Sent]
 // returns, with no message of the subscription in between: a confirmation
 // repeated on a live subscription, or a refusal, must not tell a position that
-// the wire has passed. f must do nothing but encode. It returns false when the
-// sink had no room; after Close nothing is pushed and it returns true.
+// the wire has passed. f must do nothing but encode; when it returns nil there
+// is nothing to tell. Tell returns false when the sink had no room; after Close
+// nothing is pushed and it returns true.
 func (c *Subscription) Tell(f func(sent protocol.Position) []byte) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.state == closed || c.sink.Push([][]byte{f(c.sent)})
+	if c.state == closed {
+		return true
+	}
+	frame := f(c.sent)
+	return frame == nil || c.sink.Push([][]byte{frame})
 }
 
 // Close ends the subscription. After it returns nothing more is pushed. It may

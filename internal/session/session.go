@@ -113,7 +113,9 @@ type Session struct {
 type subscription struct {
 	*hub.Subscription
 	addr *protocol.Address
-	told protocol.Position // by confirmation or ping; touched by Ping alone
+	told protocol.Position  // by confirmation or ping; touched by Ping alone
+	at   *protocol.Position // in the identifier
+	ran  request            // the last replay that began; touched by Handle alone
 }
 
 // Welcome greets the client. It comes before everything else.
@@ -261,7 +263,7 @@ func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
 		s.unavailable(ctx, cmd, err)
 		return
 	}
-	sub := &subscription{Subscription: live, addr: addr, told: span.Head()}
+	sub := &subscription{Subscription: live, addr: addr, told: span.Head(), at: id.At}
 	s.mu.Lock()
 	s.subs[cmd.Identifier] = sub
 	s.mu.Unlock()
@@ -274,30 +276,49 @@ func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
 	if cmd.History != nil {
 		done = s.codec.AppendConfirmHistory(nil, cmd.Identifier)
 	}
-	span, reason, asked, err := replay(wait, sub, cmd.History, id.At, done)
-	switch {
-	case err != nil:
+	req := sub.request(cmd.History, id.At)
+	began, err := s.replay(ctx, wait, sub, req, done)
+	if err != nil {
+		// A subscription that went on without its replay would hide from a
+		// client that tries again that it misses something.
+		s.mu.Lock()
+		delete(s.subs, cmd.Identifier)
+		s.mu.Unlock()
+		sub.Close()
 		s.unavailable(ctx, cmd, err)
-		sub.Live()
-	case reason != "":
-		s.reset(ctx, sub, reason, span)
-		sub.Live()
-	case !asked:
-		if len(done) > 0 {
-			s.push(ctx, done)
-		}
-		sub.Live()
+		return
 	}
+	if began {
+		sub.ran = req
+		return
+	}
+	sub.Live()
 }
 
 // repeat answers a subscribe for what is subscribed already. The Rails client
-// sends one every 500 ms until it is confirmed.
+// sends one every 500 ms until it is confirmed. What was replayed for the one
+// before is not replayed again; what was not, must be.
 func (s *Session) repeat(ctx context.Context, cmd protocol.Command, sub *subscription) {
-	s.push(ctx, s.codec.AppendConfirm(nil, cmd.Identifier, []protocol.StreamPosition{{Stream: sub.addr.Stream, Position: sub.Sent()}}))
-	if cmd.History != nil {
-		if done := s.codec.AppendConfirmHistory(nil, cmd.Identifier); len(done) > 0 {
-			s.push(ctx, done)
-		}
+	s.tell(ctx, sub, func(sent protocol.Position) []byte {
+		return s.codec.AppendConfirm(nil, cmd.Identifier, []protocol.StreamPosition{{Stream: sub.addr.Stream, Position: sent}})
+	})
+	if cmd.History == nil {
+		return
+	}
+	wait, cancel := context.WithTimeout(ctx, s.cfg.CommandTimeout)
+	defer cancel()
+	req := sub.request(cmd.History, sub.at)
+	again := req
+	if req == sub.ran {
+		again = request{}
+	}
+	began, err := s.replay(ctx, wait, sub, again, s.codec.AppendConfirmHistory(nil, cmd.Identifier))
+	if err != nil {
+		cmd.Name = "history" // the subscription stays
+		s.unavailable(ctx, cmd, err)
+	}
+	if began {
+		sub.ran = req
 	}
 }
 
@@ -327,48 +348,75 @@ func (s *Session) history(ctx context.Context, cmd protocol.Command) error {
 	wait, cancel := context.WithTimeout(ctx, s.cfg.CommandTimeout)
 	defer cancel()
 	done := s.codec.AppendConfirmHistory(nil, cmd.Identifier)
-	span, reason, asked, err := replay(wait, sub, cmd.History, nil, done)
-	switch {
-	case err != nil:
+	if _, err := s.replay(ctx, wait, sub, sub.request(cmd.History, nil), done); err != nil {
 		s.unavailable(ctx, cmd, err)
-	case reason != "":
-		s.reset(ctx, sub, reason, span)
-	case !asked:
-		s.push(ctx, done)
 	}
 	return ctx.Err()
 }
 
-// replay starts the replay that was asked for: after the position of the
-// stream in the request, else since its time, else after the position in the
-// identifier. asked is false when there is none of them.
-func replay(ctx context.Context, sub *subscription, req *protocol.HistoryRequest, at *protocol.Position, done []byte) (span protocol.Span, reason protocol.Reason, asked bool, err error) {
+// request is what a command asks to be replayed of a stream: after its position
+// in the command, else since the command's time, else after the position in the
+// identifier. The zero request asks for nothing.
+type request struct {
+	asked bool
+	since int64 // unix seconds, or 0
+	after protocol.Position
+}
+
+func (sub *subscription) request(req *protocol.HistoryRequest, at *protocol.Position) request {
 	if req != nil {
 		if p, ok := req.Streams[sub.addr.Stream]; ok {
 			at = &p
 		} else if req.Since > 0 && at == nil {
-			span, reason, err = sub.ReplaySince(ctx, req.Since*1e6, done)
-			return span, reason, true, err
+			return request{asked: true, since: req.Since}
 		}
 	}
 	if at == nil {
-		return span, "", false, nil
+		return request{}
 	}
-	span, reason, err = sub.Replay(ctx, *at, done)
-	return span, reason, true, err
+	return request{asked: true, after: *at}
 }
 
-// reset tells the client that its position cannot be continued, and that what
-// follows on the wire begins after the Last of span. A plain client has no
-// frame for it: the position in its confirmation is all there is to tell.
+// replay begins the replay that was asked for, which ends with the frame done.
+// Without one, done is all there is to say; a refused one is answered here.
+func (s *Session) replay(ctx, wait context.Context, sub *subscription, req request, done []byte) (began bool, err error) {
+	var span protocol.Span
+	var reason protocol.Reason
+	switch {
+	case !req.asked:
+		if len(done) > 0 {
+			s.push(ctx, done)
+		}
+		return false, nil
+	case req.since > 0:
+		span, reason, err = sub.ReplaySince(wait, req.since*1e6, done)
+	default:
+		span, reason, err = sub.Replay(wait, req.after, done)
+	}
+	if err == nil && reason != "" {
+		s.reset(ctx, sub, reason, span)
+	}
+	return err == nil && reason == "", err
+}
+
+// reset tells the client that its position cannot be continued, and where the
+// wire stands instead. A plain client has no frame for it: the position in its
+// confirmation is all there is to tell.
 func (s *Session) reset(ctx context.Context, sub *subscription, reason protocol.Reason, span protocol.Span) {
 	s.cfg.Refused(string(reason))
-	switch s.codec.Level() {
-	case protocol.LevelChronocast:
-		s.push(ctx, s.codec.AppendReset(nil, sub.addr, reason, span))
-	case protocol.LevelExtended:
-		s.push(ctx, s.codec.AppendRejectHistory(nil, sub.addr.Identifier, string(reason), span))
+	if s.codec.Level() < protocol.LevelExtended {
+		return
 	}
+	s.tell(ctx, sub, func(sent protocol.Position) []byte {
+		if sent.Epoch != span.Epoch {
+			return nil // the stream began anew meanwhile, and the hub tells that itself
+		}
+		span.Last = sent.Offset
+		if s.codec.Level() == protocol.LevelExtended {
+			return s.codec.AppendRejectHistory(nil, sub.addr.Identifier, string(reason), span)
+		}
+		return s.codec.AppendReset(nil, sub.addr, reason, span)
+	})
 }
 
 // unavailable answers a command that the log gave no answer to. A stock client
@@ -429,7 +477,19 @@ func (s *Session) find(identifier string) *subscription {
 // push queues one frame, waiting for room until ctx ends.
 func (s *Session) push(ctx context.Context, frame []byte) {
 	frames := [][]byte{frame}
-	for !s.sink.Push(frames) {
+	s.await(ctx, func() bool { return s.sink.Push(frames) })
+}
+
+// tell queues the frame that f makes for where the wire stands. The position
+// must not be asked for first: messages would pass before the frame is queued.
+func (s *Session) tell(ctx context.Context, sub *subscription, f func(sent protocol.Position) []byte) {
+	s.await(ctx, func() bool { return sub.Tell(f) })
+}
+
+// await tries until try succeeds, at once and whenever there is room, or ctx
+// ends.
+func (s *Session) await(ctx context.Context, try func() bool) {
+	for !try() {
 		room := make(chan struct{})
 		s.sink.Room(func() { close(room) })
 		select {

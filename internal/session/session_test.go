@@ -3,11 +3,13 @@ package session_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,6 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/chronocast/chronocast/history"
 	"github.com/chronocast/chronocast/internal/auth"
 	"github.com/chronocast/chronocast/internal/hub"
 	"github.com/chronocast/chronocast/internal/hub/hubtest"
@@ -40,7 +43,7 @@ const epoch = 1700000000000000
 //	hide STREAM DATA…               broadcasts are committed, and the hub is not told
 //	trim STREAM FIRST               messages before the offset are dropped
 //	wipe EPOCH                      the log begins another life
-//	down, up                        the log stops answering, answers again
+//	down [OP], up                   the log stops answering (heads, range or since only), answers again
 //	stall, resume                   the client stops reading, reads again
 //	sleep DURATION                  time passes
 //	ping UNIX                       the server pings
@@ -94,6 +97,88 @@ func (e *eager) Push(frames [][]byte) bool {
 		synctest.Wait()
 	}
 	return e.Sink.Push(frames)
+}
+
+// TestB22_PositionsTellWhereTheWireStands: a confirmation repeated and a
+// history refused while messages pass name the message right before them.
+func TestB22_PositionsTellWhereTheWireStands(t *testing.T) {
+	const name = `"identifier":"{\"channel\":\"$pubsub\",\"stream_name\":\"a\"}"`
+	for _, level := range []string{"plain", "ext", "chronocast"} {
+		for _, command := range []string{
+			`{"command":"subscribe",` + name + `}`,
+			`{"command":"history",` + name + `,"history":{"streams":{"a":{"epoch":"1700000000000000","offset":9000000}}}}`,
+			`{"command":"history",` + name + `,"history":{"streams":{"a":{"epoch":"5","offset":3}}}}`,
+		} {
+			if level == "plain" && strings.Contains(command, "history") {
+				continue
+			}
+			log := hubtest.NewLog(epoch)
+			h := hub.New(log, hub.Options{})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- h.Run(ctx) }()
+			codec, _ := protocol.ForSubprotocols([]string{levels[level]})
+			sink := hubtest.NewSink(64 << 10)
+			s := session.NewFactory(session.Config{Hub: h, Authorizer: auth.Open{}}).New(codec, sink, "sid-1")
+			if err := s.Handle(ctx, []byte(`{"command":"subscribe",`+name+`}`)); err != nil {
+				t.Error(err)
+			}
+			published := make(chan struct{})
+			go func() {
+				defer close(published)
+				for range 500 {
+					h.Publish([]protocol.Batch{log.AppendN("a", 1)})
+					runtime.Gosched()
+				}
+			}()
+			for busy := true; busy; {
+				select {
+				case <-published:
+					busy = false
+				default:
+					if err := s.Handle(ctx, []byte(command)); err != nil {
+						t.Error(err)
+						busy = false
+					}
+				}
+			}
+			s.Close()
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			wire, told := uint64(0), 0
+			for _, f := range sink.Frames() {
+				events, err := hubtest.Decode(f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range events {
+					at := e.Position.Offset
+					if e.Type == "confirm_subscription" {
+						var c struct {
+							Streams map[string]struct{ Offset uint64 }
+						}
+						if err := json.Unmarshal(f, &c); err != nil {
+							t.Fatal(err)
+						}
+						at = c.Streams["a"].Offset
+					}
+					if e.Type == "message" {
+						wire++
+					} else {
+						told++
+					}
+					if at != wire {
+						t.Fatalf("%s, %.24s: %s where the wire is at %d", level, command, f, wire)
+					}
+				}
+			}
+			if told < 2 {
+				t.Errorf("%s, %.24s: nothing was told", level, command)
+			}
+		}
+	}
 }
 
 // TestB44_NothingComesBeforeTheConfirmation: what is committed between
@@ -253,7 +338,12 @@ func (s *stage) step(verb, rest string) {
 	case "wipe":
 		s.log.Wipe(protocol.Epoch(s.number(words[0])))
 	case "down":
-		s.log.Down()
+		s.log.Fault(func(_ context.Context, op, _ string) error {
+			if rest == "" || rest == op {
+				return history.ErrUnavailable
+			}
+			return nil
+		})
 	case "up":
 		s.log.Fault(nil)
 	case "stall":
