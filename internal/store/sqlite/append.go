@@ -238,7 +238,7 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 	s.remember(p)
 	if time.Since(s.checked) > checkPause {
 		s.checked = time.Now()
-		if err := s.checkFiles(s.files[:2]); err != nil {
+		if err := s.checkFiles(s.files[:len(s.files)-1]); err != nil {
 			return nil, fmt.Errorf("%w: %w", sequencer.ErrOutcomeUnknown, err)
 		}
 	}

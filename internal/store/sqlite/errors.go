@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"syscall"
 
 	"github.com/chronocast/chronocast/history"
@@ -62,6 +63,17 @@ func readError(what string, err error) error {
 	return fmt.Errorf("sqlite: %s: %w", what, err)
 }
 
+// openFailed words an error of the file system about the files of the database.
+func openFailed(path string, err error) error {
+	switch {
+	case errors.Is(err, ErrInUse):
+		return err // worded already
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("sqlite: the database %s and its directory must be writable, for the file and those that SQLite and the server keep beside it: %w", path, err)
+	}
+	return fmt.Errorf("sqlite: %w", err)
+}
+
 // openError says what to do about a file that cannot be opened.
 func openError(path string, err error) error {
 	switch code(err) {
@@ -70,7 +82,7 @@ func openError(path string, err error) error {
 	case codeCorrupt:
 		return fmt.Errorf("sqlite: %s is damaged; restore it from a backup: %w", path, err)
 	case codeCantOpen, codeReadOnly:
-		return fmt.Errorf("sqlite: %s cannot be opened for writing: %w", path, err)
+		return fmt.Errorf("sqlite: %s cannot be opened for writing; its directory must be writable too: %w", path, err)
 	case codeBusy:
 		return fmt.Errorf("%w: %s: %w", ErrInUse, path, err)
 	}

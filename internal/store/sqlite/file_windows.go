@@ -9,6 +9,11 @@ import (
 
 var errLocked = errors.New("locked")
 
+const nonblock = 0
+
+// links is not known here: os.FileInfo does not carry it.
+func links(os.FileInfo) uint64 { return 1 }
+
 // lockFile takes an exclusive lock that ends with the handle, and so with the
 // process. The locked range lies beyond the record, which stays readable.
 func lockFile(f *os.File) error {

@@ -44,7 +44,7 @@ func lifePath(path string) string { return path + "-life" }
 // openLife opens and locks the life file, creating it when it is missing. A
 // record that cannot be read counts as none.
 func openLife(path string) (*lifeFile, error) {
-	f, err := os.OpenFile(lifePath(path), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(lifePath(path), os.O_RDWR|os.O_CREATE|nonblock, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -57,15 +57,18 @@ func openLife(path string) (*lifeFile, error) {
 }
 
 func (l *lifeFile) open() error {
+	info, err := l.f.Stat()
+	if err != nil {
+		return err
+	}
+	if err := checkInfo(l.f.Name(), info); err != nil {
+		return err
+	}
 	if err := lockFile(l.f); err != nil {
 		if errors.Is(err, errLocked) {
 			return fmt.Errorf("%w (its lock on %s is held)", ErrInUse, l.f.Name())
 		}
 		return fmt.Errorf("lock %s: %w", l.f.Name(), err)
-	}
-	info, err := l.f.Stat()
-	if err != nil {
-		return err
 	}
 	l.info = info
 	if info.Mode().Perm() != 0o600 {

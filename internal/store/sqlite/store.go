@@ -80,7 +80,8 @@ func (o Options) withDefaults() Options {
 // Store is an open database. Its methods may be called concurrently, Append
 // by one goroutine at a time.
 type Store struct {
-	path  string
+	given string // the path that was asked for, perhaps through links
+	path  string // of the file itself
 	opts  Options
 	log   *zap.Logger
 	epoch int64 // the life epoch; immutable
@@ -117,6 +118,7 @@ type Store struct {
 
 type openFile struct {
 	path string
+	look func(path string) (os.FileInfo, error)
 	info os.FileInfo
 }
 
@@ -128,23 +130,23 @@ const maxKnown = 100_000
 const checkPause = 10 * time.Millisecond
 
 // Open opens the database file at path, creating it when it is missing; its
-// directory must exist. Open decides in which epoch the log is served before
+// directory must exist. Symbolic links are followed. Open decides in which epoch the log is served before
 // anything can be read from it. It refuses a file that another process serves,
-// that is no database of ours, or that a newer version has written.
+// that is no database of ours, that has a second name, or that a newer version
+// has written.
 func Open(ctx context.Context, path string, opts Options) (*Store, error) {
 	opts = opts.withDefaults()
-	dir := filepath.Dir(path)
-	if info, err := os.Stat(dir); err != nil {
-		return nil, fmt.Errorf("sqlite: the directory of the database must exist: %w", err)
-	} else if !info.IsDir() {
-		return nil, fmt.Errorf("sqlite: %s is not a directory", dir)
-	}
-	abs, err := filepath.Abs(path)
+	given, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("sqlite: %w", err)
 	}
+	real, err := locate(given)
+	if err != nil {
+		return nil, openFailed(given, err)
+	}
 	s := &Store{
-		path:  abs,
+		given: given,
+		path:  real,
 		opts:  opts,
 		log:   opts.Logger.Named("sqlite"),
 		known: make(map[string]channelState),
@@ -161,11 +163,11 @@ func Open(ctx context.Context, path string, opts Options) (*Store, error) {
 func (s *Store) open(ctx context.Context) error {
 	life, err := openLife(s.path)
 	if err != nil {
-		return fmt.Errorf("sqlite: %w", err)
+		return openFailed(s.path, err)
 	}
 	s.life = life
 	if err := createFile(s.path); err != nil {
-		return fmt.Errorf("sqlite: %w", err)
+		return openFailed(s.path, err)
 	}
 	if err := s.checkOwner(ctx); err != nil {
 		return openError(s.path, err)
@@ -176,15 +178,17 @@ func (s *Store) open(ctx context.Context) error {
 	if err := s.prepareFile(ctx); err != nil {
 		return openError(s.path, err)
 	}
-	if err := s.decideLife(ctx); err != nil {
-		return openError(s.path, err)
-	}
-	for _, p := range []string{s.path, s.path + "-wal", lifePath(s.path)} {
-		info, err := os.Stat(p)
-		if err != nil {
+	for _, f := range []openFile{
+		// A link that has taken the place of a file is another file.
+		{path: s.path, look: os.Lstat},
+		{path: s.path + "-wal", look: os.Lstat},
+		{path: s.given, look: os.Stat},
+		{path: lifePath(s.path), look: os.Lstat},
+	} {
+		if f.info, err = f.look(f.path); err != nil {
 			return fmt.Errorf("sqlite: %w", err)
 		}
-		s.files = append(s.files, openFile{p, info})
+		s.files = append(s.files, f)
 	}
 	s.readers = make(chan *conn, s.opts.Readers)
 	for range s.opts.Readers {
@@ -194,6 +198,10 @@ func (s *Store) open(ctx context.Context) error {
 		}
 		s.size++
 		s.readers <- c
+	}
+	// Last, because it writes: what is refused above is left as it was.
+	if err := s.decideLife(ctx); err != nil {
+		return openError(s.path, err)
 	}
 	return nil
 }
@@ -215,7 +223,7 @@ func createFile(path string) error {
 
 // checkHeader refuses what SQLite would only refuse later and less clearly.
 func checkHeader(path string) error {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|nonblock, 0)
 	if err != nil {
 		return err
 	}
@@ -442,7 +450,7 @@ func (s *Store) CheckFile() error {
 
 func (s *Store) checkFiles(files []openFile) error {
 	for _, f := range files {
-		info, err := os.Stat(f.path)
+		info, err := f.look(f.path)
 		if err == nil && os.SameFile(info, f.info) {
 			continue
 		}
