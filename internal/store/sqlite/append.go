@@ -141,6 +141,12 @@ func (s *Store) Append(ctx context.Context, batch []sequencer.Request) ([]sequen
 		return nil, err
 	}
 	results, err := s.append(ctx, batch, false)
+	if errors.Is(err, errLogCut) && errors.Is(err, sequencer.ErrNotStored) {
+		if err := s.checkLog(); err != nil {
+			return nil, refusal(err)
+		}
+		results, err = s.append(ctx, batch, false)
+	}
 	switch {
 	case errors.Is(err, errOverflow):
 		results, err = s.append(ctx, batch, true)
@@ -162,9 +168,9 @@ func (s *Store) writable(ctx context.Context) error {
 	if s.closed {
 		return errClosed
 	}
-	if s.replaced.Load() { // then look again; otherwise after the commit
-		if err := s.CheckFile(); err != nil {
-			return fmt.Errorf("%w: %w: %w", sequencer.ErrNotStored, sequencer.ErrBusy, err)
+	if s.replaced.Load() { // then look again; otherwise at the commit
+		if err := errors.Join(s.checkLog(), s.CheckFile()); err != nil {
+			return refusal(err)
 		}
 	}
 	if s.w == nil {
@@ -222,6 +228,9 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 	if err := ctx.Err(); err != nil {
 		return nil, notStored(err)
 	}
+	if !s.wal.plausible() {
+		return nil, refusal(errLogCut)
+	}
 	done = true
 	if err := s.w.exec(bg, "COMMIT"); err != nil {
 		if err := s.resolveCommit(bg, err, firstID); err != nil {
@@ -236,6 +245,9 @@ func (s *Store) append(ctx context.Context, batch []sequencer.Request, careful b
 	s.nextID, s.lastAt = nextID, at
 	s.tail = p.streams[p.items[p.order[len(p.order)-1]].stream].id
 	s.remember(p)
+	if err := s.checkLog(); err != nil {
+		return nil, fmt.Errorf("%w: %w", sequencer.ErrOutcomeUnknown, err)
+	}
 	if time.Since(s.checked) > checkPause {
 		s.checked = time.Now()
 		if err := s.checkFiles(s.files[:len(s.files)-1]); err != nil {
@@ -618,7 +630,7 @@ func (s *Store) rollback() {
 func (s *Store) distrust(err error) {
 	switch {
 	case err == nil, s.w == nil, busy(err), full(err), code(err) == codeConstraint,
-		errors.Is(err, errOverflow), errors.Is(err, errStale):
+		errors.Is(err, errOverflow), errors.Is(err, errStale), errors.Is(err, errLogCut):
 		return
 	}
 	s.dropWriter()

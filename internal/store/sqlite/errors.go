@@ -11,10 +11,10 @@ import (
 	"github.com/chronocast/chronocast/sequencer"
 )
 
-// ErrReplaced: the path no longer names the files that the store has open, so
-// that what it would write could not be found again. It is refused until the
+// ErrReplaced: the path no longer names the files that the store has open, or
+// they have lost a part, so that what it would write could not be found again. It is refused until the
 // files are back or the server is started anew.
-var ErrReplaced = errors.New("sqlite: the database file was moved, replaced or deleted while it was open")
+var ErrReplaced = errors.New("sqlite: the database file was moved, replaced, cut or deleted while it was open")
 
 // ErrInUse: another process serves the same database file.
 var ErrInUse = errors.New("sqlite: the database is in use by another process")

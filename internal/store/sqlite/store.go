@@ -87,7 +87,8 @@ type Store struct {
 	epoch int64 // the life epoch; immutable
 
 	files    []openFile // the files that must stay where they are; immutable
-	replaced atomic.Bool
+	replaced atomic.Bool // told already
+	cut      atomic.Bool // the log lacks something; written under wmu
 
 	readers chan *conn    // the idle ones
 	size    int           // how many there are in all
@@ -99,6 +100,7 @@ type Store struct {
 	w        *conn      // nil after it broke; opened again by the next writer
 	closed   bool
 	life     *lifeFile
+	wal      *logFile
 	nextID   int64 // of the next message
 	tail     int64 // channel id of the message before it; 0 when its id is not nextID-1
 	lastAt   int64 // commit time of the newest message
@@ -199,6 +201,11 @@ func (s *Store) open(ctx context.Context) error {
 		s.size++
 		s.readers <- c
 	}
+	f, err := os.Open(s.path + "-wal")
+	if err != nil {
+		return openFailed(s.path, err)
+	}
+	s.wal = &logFile{f: f}
 	// Last, because it writes: what is refused above is left as it was.
 	if err := s.decideLife(ctx); err != nil {
 		return openError(s.path, err)
@@ -437,10 +444,13 @@ func (s *Store) writeMeta(ctx context.Context, m meta) error {
 func (s *Store) Epoch() protocol.Epoch { return protocol.Epoch(s.epoch) }
 
 // CheckFile returns [ErrReplaced] while the path does not name the files that
-// are open.
+// are open, or the log was found to have been cut.
 func (s *Store) CheckFile() error {
 	if err := s.checkFiles(s.files); err != nil {
 		return err
+	}
+	if s.cut.Load() {
+		return errLogCut
 	}
 	if s.replaced.Swap(false) {
 		s.log.Info("the database file is back")
@@ -474,11 +484,11 @@ func (s *Store) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		if s.CheckFile() == nil {
-			s.wmu.Lock()
+		s.wmu.Lock()
+		if !s.closed && s.checkLog() == nil && s.CheckFile() == nil {
 			s.limitWAL()
-			s.wmu.Unlock()
 		}
+		s.wmu.Unlock()
 	}
 }
 
@@ -522,6 +532,7 @@ func (s *Store) Close() error {
 	if s.closed {
 		return nil
 	}
+	s.checkLog()
 	s.closed = true
 	close(s.done)
 	var conns []*conn
@@ -536,6 +547,15 @@ func (s *Store) Close() error {
 	// name may belong to another database by now.
 	keep := len(s.files) > 0 && s.CheckFile() != nil
 	var errs []error
+	if s.wal != nil {
+		errs = append(errs, s.wal.f.Close())
+	}
+	if s.cut.Load() {
+		// Closing the last one would move what is left of the log to the
+		// database, page by page and without order. They stay open to the end
+		// of the process; the next start reads the log as after a crash.
+		conns = nil
+	}
 	for _, c := range conns {
 		if keep {
 			errs = append(errs, c.keepWAL())

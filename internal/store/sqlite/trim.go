@@ -324,6 +324,9 @@ func (s *Store) remove(ctx context.Context, cuts []cut, keys int64) error {
 	if err := s.writable(ctx); err != nil {
 		return readError("trim", errors.Join(history.ErrUnavailable, err))
 	}
+	if err := s.checkLog(); err != nil {
+		return readError("trim", errors.Join(history.ErrUnavailable, err))
+	}
 	bg := context.WithoutCancel(ctx)
 	err := inTransaction(ctx, s.w, func() error {
 		var ids []int64
