@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
+	"fmt"
 	"net/http"
 	"path"
 	"strings"
@@ -48,12 +49,12 @@ func Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		f, ok := files[r.URL.Path]
 		if !ok {
-			http.NotFound(w, r)
+			refuse(w, http.StatusNotFound, "not_found", "there is nothing at this address")
 			return
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
-			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+			refuse(w, http.StatusMethodNotAllowed, "method_not_allowed", "the methods here are GET, HEAD")
 			return
 		}
 		h := w.Header()
@@ -63,6 +64,15 @@ func Handler() http.Handler {
 		h.Set("X-Content-Type-Options", "nosniff")
 		http.ServeContent(w, r, "", time.Time{}, strings.NewReader(f.text))
 	})
+}
+
+// refuse answers like every other address of the server: a code and a sentence.
+func refuse(w http.ResponseWriter, status int, code, message string) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_, _ = fmt.Fprintf(w, "{\"error\":%q,\"message\":%q}\n", code, message)
 }
 
 // file is one served text with its entity tag.

@@ -1,6 +1,7 @@
 package clientjs
 
 import (
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -111,6 +112,20 @@ func TestHandler_OtherPathsAndMethods(t *testing.T) {
 		if res := get(t, http.MethodGet, target, nil); res.StatusCode != want {
 			t.Errorf("GET %s: %s, want %d", target, res.Status, want)
 		}
+	}
+	refused := map[string]*http.Response{
+		"not_found":          get(t, http.MethodGet, "/client/none.js", nil),
+		"method_not_allowed": get(t, http.MethodPut, "/client.js", nil),
+	}
+	for code, res := range refused {
+		var e struct{ Error, Message string }
+		text := body(t, res)
+		if err := json.Unmarshal([]byte(text), &e); err != nil || e.Error != code || e.Message == "" || res.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s: %q %s", code, res.Header.Get("Content-Type"), text)
+		}
+	}
+	if res := get(t, http.MethodPut, "/client/none.js", nil); res.StatusCode != http.StatusNotFound {
+		t.Errorf("PUT of nothing: %s", res.Status)
 	}
 	res := get(t, http.MethodPost, "/client.js", nil)
 	if res.StatusCode != http.StatusMethodNotAllowed || res.Header.Get("Allow") != "GET, HEAD" {
