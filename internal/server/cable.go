@@ -4,6 +4,9 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strings"
@@ -32,6 +35,11 @@ func (s *Server) serveCable(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, refuse(http.StatusUpgradeRequired, "upgrade_required", "this is the address of a WebSocket"))
 		return
 	}
+	hijacker, ok := w.(http.Hijacker)
+	if !ok || !r.ProtoAtLeast(1, 1) {
+		s.fail(w, r, refuse(http.StatusBadRequest, "malformed", "a WebSocket needs HTTP/1.1"))
+		return
+	}
 	var offered []string
 	for _, line := range r.Header.Values("Sec-WebSocket-Protocol") {
 		for name := range strings.SplitSeq(line, ",") {
@@ -49,25 +57,26 @@ func (s *Server) serveCable(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, &problem{status: http.StatusServiceUnavailable, code: "stopping", message: "the server is stopping", retry: true})
 		return
 	}
-	hijacker, ok := w.(http.Hijacker)
-	if !ok {
-		s.fail(w, r, refuse(http.StatusBadRequest, "malformed", "a WebSocket needs HTTP/1.1"))
-		return
-	}
 	header := make(http.Header)
 	if len(offered) > 0 {
 		header["Sec-Websocket-Protocol"] = []string{codec.Name()}
 	}
 	u := upgrader
+	hw := &handshake{ResponseWriter: w, hijacker: hijacker}
 	u.Error = func(w http.ResponseWriter, r *http.Request, status int, reason error) {
+		if hw.conn != nil {
+			return // it has been answered
+		}
 		if status != http.StatusMethodNotAllowed {
 			status = http.StatusBadRequest
 		}
 		s.fail(w, r, refuse(status, "malformed", strings.TrimPrefix(reason.Error(), "websocket: ")))
 	}
-	hw := &handshake{ResponseWriter: w, hijacker: hijacker}
 	ws, err := u.Upgrade(hw, r, header)
 	if err != nil {
+		if hw.early {
+			s.metrics.refused("malformed")
+		}
 		return
 	}
 	ws.SetReadLimit(int64(s.opts.MaxFrameBytes))
@@ -99,7 +108,13 @@ type handshake struct {
 	hijacker http.Hijacker
 	raw      net.Conn
 	conn     *muted
+	early    bool // the client has sent frames before it was told that it may
 }
+
+var errEarly = errors.New("server: frames before the handshake was done")
+
+// earlyBody is written by hand: net/http has let go of the connection.
+const earlyBody = `{"error":"malformed","message":"send nothing before the answer to the upgrade request"}` + "\n"
 
 // Hijack takes the connection from net/http.
 func (h *handshake) Hijack() (net.Conn, *bufio.ReadWriter, error) {
@@ -108,11 +123,28 @@ func (h *handshake) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, err
 	}
 	h.raw = c
+	ahead := brw.Reader.Buffered()
 	if a, ok := c.(*accepted); ok {
 		h.raw = a.Conn
+		ahead += len(a.head)
 	}
 	h.conn = &muted{Conn: h.raw}
+	if ahead > 0 {
+		h.early = true
+		h.refuseEarly(c)
+		return nil, nil, errEarly
+	}
 	return h.conn, brw, nil
+}
+
+// refuseEarly answers and closes, not before the client had time to read it.
+func (h *handshake) refuseEarly(c net.Conn) {
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(lingerTime))
+	_, err := fmt.Fprintf(c, "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nCache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(earlyBody), earlyBody)
+	if half, ok := c.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
+		_, _ = io.Copy(io.Discard, c)
+	}
 }
 
 // muted is the connection as gorilla sees it. Some faults of a client make

@@ -50,6 +50,7 @@ type conn struct {
 	bytes   int        // of queue, and of what the writer has taken from it but not written
 	rooms   []func()   // to be called below the low-water mark
 	ping    []byte     // an Action Cable ping to be written before the queue, or nil
+	greeted bool       // the first of the queue, the welcome, has been taken; no ping before
 	pong    []byte     // payload of a WebSocket pong to be written before the queue, or nil
 	writing bool       // the writer runs; it clears this under mu before it goes
 	ending  bool
@@ -311,7 +312,7 @@ func (c *conn) take(buf []byte, frames [][]byte) ([]byte, [][]byte, bool) {
 		buf = append(buf, c.pong...)
 		c.pong = nil
 	}
-	if c.ping != nil {
+	if c.ping != nil && c.greeted {
 		buf = appendHeader(buf, websocket.TextMessage, len(c.ping))
 		buf = append(buf, c.ping...)
 		c.ping = nil
@@ -321,6 +322,7 @@ func (c *conn) take(buf []byte, frames [][]byte) ([]byte, [][]byte, bool) {
 		size += len(c.queue[n])
 		n++
 	}
+	c.greeted = c.greeted || n > 0
 	frames = append(frames, c.queue[:n]...)
 	clear(c.queue[:n])
 	if c.queue = c.queue[n:]; len(c.queue) == 0 {

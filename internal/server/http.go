@@ -4,17 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"io"
 	"mime"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
-
-	"go.uber.org/zap"
 
 	"github.com/chronocast/chronocast/protocol"
 	"github.com/chronocast/chronocast/sequencer"
@@ -141,21 +136,6 @@ func (s *Server) allow(w http.ResponseWriter, r *http.Request, methods ...string
 	return false
 }
 
-func (s *Server) serveReady(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
-	defer cancel()
-	if s.stopping() {
-		s.fail(w, r, &problem{status: http.StatusServiceUnavailable, code: "stopping", message: "the server is stopping", retry: true})
-		return
-	}
-	if err := s.opts.Ready(ctx); err != nil {
-		s.log.Warn("not ready", zap.Error(err))
-		s.fail(w, r, &problem{status: http.StatusServiceUnavailable, code: "unavailable", message: "the database does not answer in time", retry: true})
-		return
-	}
-	writeJSON(w, http.StatusOK, []byte(`{"status":"ready"}`))
-}
-
 // servePublish commits the body as one broadcast.
 func (s *Server) servePublish(w http.ResponseWriter, r *http.Request, stream string) {
 	key, err := idempotencyKey(r, sequencer.MaxKeyBytes)
@@ -168,7 +148,8 @@ func (s *Server) servePublish(w http.ResponseWriter, r *http.Request, stream str
 		s.fail(w, r, err)
 		return
 	}
-	data, err := readBody(w, r, s.opts.MaxPayloadBytes)
+	data, free, err := s.readBody(w, r, s.opts.MaxPayloadBytes)
+	defer free()
 	if err != nil {
 		s.fail(w, r, err)
 		return
@@ -209,7 +190,8 @@ func (s *Server) serveBroadcast(w http.ResponseWriter, r *http.Request) {
 		s.fail(w, r, errContentType)
 		return
 	}
-	body, err := readBody(w, r, s.opts.MaxBroadcastBytes)
+	body, free, err := s.readBody(w, r, s.opts.MaxBroadcastBytes)
+	defer free()
 	if err != nil {
 		s.fail(w, r, err)
 		return
@@ -260,6 +242,7 @@ func (s *Server) append(r *http.Request, request sequencer.Request) ([]sequencer
 	ctx, cancel := context.WithTimeout(r.Context(), s.opts.PublishTimeout)
 	defer cancel()
 	placed, err := s.opts.Appender.Append(ctx, request)
+	s.noteOutcome(err)
 	if err != nil {
 		return nil, err
 	}
@@ -429,30 +412,6 @@ func textBody(r *http.Request) (bool, error) {
 		return true, nil
 	}
 	return false, errContentType
-}
-
-// readBody reads the whole body, in memory of exactly its size: it will stay
-// in memory for a while.
-func readBody(w http.ResponseWriter, r *http.Request, limit int) ([]byte, error) {
-	tooLarge := &http.MaxBytesError{Limit: int64(limit)}
-	if r.ContentLength > int64(limit) {
-		w.Header().Set("Connection", "close") // rather than read on to find the next request
-		return nil, tooLarge
-	}
-	body := http.MaxBytesReader(w, r.Body, int64(limit))
-	var data []byte
-	var err error
-	if r.ContentLength >= 0 {
-		data = make([]byte, r.ContentLength)
-		_, err = io.ReadFull(body, data)
-	} else {
-		data, err = io.ReadAll(body)
-		data = slices.Clone(data)
-	}
-	if err != nil && !errors.As(err, &tooLarge) {
-		return nil, refuse(http.StatusBadRequest, "malformed", "the body ended early")
-	}
-	return data, err
 }
 
 func appendPlaced(b []byte, stream string, p sequencer.Placed) []byte {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -65,6 +66,7 @@ type Options struct {
 	MaxPage            int           // messages in one page of history; 10,000
 	MaxPageBytes       int           // payload bytes in one page of history; 4 MiB
 	QueueBytes         int           // waiting for one connection; 1 MiB
+	BodyBudget         int           // of all bodies being received; 64 MiB, and never less than one takes
 	CommandTimeout     time.Duration // for a client's command; 5 s
 	PublishTimeout     time.Duration // for a broadcast to be committed; 5 s
 	PingEvery          time.Duration // 3 s
@@ -91,6 +93,8 @@ func (o Options) withDefaults() Options {
 	orDefault(&o.MaxPage, 10_000)
 	orDefault(&o.MaxPageBytes, 4<<20)
 	orDefault(&o.QueueBytes, 1<<20)
+	orDefault(&o.BodyBudget, 64<<20)
+	o.BodyBudget = max(o.BodyBudget, o.MaxBroadcastBytes+1, o.MaxPayloadBytes+1) // see readBody
 	orDefault(&o.CommandTimeout, 5*time.Second)
 	orDefault(&o.PublishTimeout, 5*time.Second)
 	orDefault(&o.PingEvery, 3*time.Second)
@@ -115,7 +119,9 @@ type Server struct {
 	sessions *session.Factory
 	metrics  metrics
 
-	tasks sync.WaitGroup // goroutines of connections
+	tasks   sync.WaitGroup // goroutines of connections
+	bodies  atomic.Int64   // bytes held of the bodies being received
+	refusal atomic.Pointer[refusal]
 
 	mu       sync.Mutex // guards what follows
 	conns    map[*conn]struct{}
@@ -157,12 +163,13 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	}
 	web := &http.Server{
 		Handler:           s,
-		ReadHeaderTimeout: 10 * time.Second,
+		ReadHeaderTimeout: headTimeout,
 		ReadTimeout:       60 * time.Second,
 		WriteTimeout:      120 * time.Second,
 		IdleTimeout:       120 * time.Second,
-		MaxHeaderBytes:    16 << 10,
+		MaxHeaderBytes:    maxHeadBytes,
 		ConnState:         settled,
+		ConnContext:       withConn,
 		ErrorLog:          webLog,
 	}
 	pings, stopPings := context.WithCancel(context.WithoutCancel(ctx))
