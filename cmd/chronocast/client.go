@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/mattn/go-isatty"
 
@@ -262,7 +264,8 @@ func newPrinter(w io.Writer, asJSON bool, stream string) *printer {
 }
 
 // message adds one line. Line breaks in data can only stand between JSON
-// tokens, so they become spaces and the line stays one line.
+// tokens, so they become spaces and the line stays one line. For people the
+// controls that JSON lets stand are escaped.
 func (p *printer) message(epoch protocol.Epoch, offset uint64, data []byte) {
 	b := p.buf
 	if p.asJSON {
@@ -274,7 +277,11 @@ func (p *printer) message(epoch protocol.Epoch, offset uint64, data []byte) {
 		b = append(strconv.AppendUint(b, offset, 10), '\t')
 	}
 	at := len(b)
-	b = append(b, data...)
+	if p.asJSON {
+		b = append(b, data...)
+	} else {
+		b = appendVisible(b, data)
+	}
 	for i, c := range b[at:] {
 		if c == '\n' || c == '\r' {
 			b[at+i] = ' '
@@ -284,6 +291,21 @@ func (p *printer) message(epoch protocol.Epoch, offset uint64, data []byte) {
 		b = append(b, '}')
 	}
 	p.buf = append(b, '\n')
+}
+
+// appendVisible appends JSON text with DEL and the C1 controls, which a terminal
+// would obey, as escapes of the same meaning: they can only stand in strings.
+func appendVisible(b, data []byte) []byte {
+	for len(data) > 0 {
+		n := bytes.IndexFunc(data, func(r rune) bool { return r >= 0x7f && r <= 0x9f })
+		if n < 0 {
+			break
+		}
+		r, size := utf8.DecodeRune(data[n:])
+		b = fmt.Appendf(append(b, data[:n]...), `\u%04x`, r)
+		data = data[n+size:]
+	}
+	return append(b, data...)
 }
 
 func (p *printer) flush() error {

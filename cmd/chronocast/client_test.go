@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"testing"
@@ -223,8 +226,56 @@ func TestVersion_PrintsWhatTheBuildKnows(t *testing.T) {
 	wantText(t, "version", r.stdout, "chronocast ", "go1.")
 	r = cli(t, runVersion, nil, "--json")
 	wantText(t, "version --json", r.stdout, `"version":`, `"go":"go1.`)
-	if got := describeBuild("v1.2.3", nil).String(); !strings.HasPrefix(got, "chronocast v1.2.3 go") {
+	for _, info := range []*debug.BuildInfo{nil, {}, {Settings: []debug.BuildSetting{{Key: "vcs", Value: "git"}}}} {
+		if got := describeBuild("", info).String(); !strings.HasPrefix(got, "chronocast devel (unknown commit) go") {
+			t.Errorf("without a stamp: %q", got)
+		}
+	}
+	stamped := &debug.BuildInfo{Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "0123456789abcdef"}}}
+	if got := describeBuild("", stamped).String(); !strings.HasPrefix(got, "chronocast devel (0123456789ab) go") {
+		t.Errorf("with a stamp: %q", got)
+	}
+	wantText(t, "version --help", versionHelp, "the commit it was built from, if that is known")
+	if got := describeBuild("v1.2.3", nil).String(); !strings.HasPrefix(got, "chronocast v1.2.3 (unknown commit) go") {
 		t.Errorf("a version set by the linker gives %q", got)
+	}
+}
+
+// TestPrinter_EscapesControlsForPeople: a terminal obeys DEL and the C1
+// controls, which JSON may hold as they are. The line means the same, and
+// --json keeps every byte.
+func TestPrinter_EscapesControlsForPeople(t *testing.T) {
+	t.Parallel()
+	for data, want := range map[string]string{
+		"\"a\u0080b\"":                   `"a\u0080b"`,
+		"\"\u009b31mred\u009b0m\u009f\"": `"\u009b31mred\u009b0m\u009f"`,
+		"{\"\x7f\":\"\x7f\x7f\"}":        `{"\u007f":"\u007f\u007f"}`,
+		"\"\\\\\x7f\"":                   `"\\\u007f"`,
+		"\"\u00a0é語😀\u00c2\u0100\"":      "\"\u00a0é語😀\u00c2\u0100\"",
+		"\"\\u009b\"":                    `"\u009b"`,
+		"[\n1,\r\n2]":                    "[ 1,  2]",
+	} {
+		var out bytes.Buffer
+		p := newPrinter(&out, false, "s")
+		p.message(fakeEpoch, 7, []byte(data))
+		if err := p.flush(); err != nil || out.String() != "7\t"+want+"\n" {
+			t.Errorf("%q printed as %q, want %q", data, out.String(), want)
+		}
+		var before, after any
+		if err := errors.Join(json.Unmarshal([]byte(data), &before), json.Unmarshal(out.Bytes()[2:], &after)); err != nil || !reflect.DeepEqual(before, after) {
+			t.Errorf("%q means %v, printed %v, %v", data, before, after, err)
+		}
+		out.Reset()
+		p = newPrinter(&out, true, "s")
+		p.message(fakeEpoch, 7, []byte(data))
+		p.flush()
+		exact := strings.NewReplacer("\n", " ", "\r", " ").Replace(data)
+		if !strings.HasSuffix(out.String(), `"data":`+exact+"}\n") {
+			t.Errorf("--json printed %q of %q", out.String(), data)
+		}
+	}
+	for name, text := range map[string]string{"tail": tailHelp, "history": historyHelp} {
+		wantText(t, name+" --help", text, "\\u00XX", "--json")
 	}
 }
 

@@ -20,7 +20,8 @@ const pageLimit = 1000
 const historyHelp = `Usage: chronocast history STREAM [--after start|EPOCH:OFFSET] [flags]
 
 Prints what STREAM has kept, oldest first, up to its newest message: one line
-each with the offset, a tab and the data as JSON.
+each with the offset, a tab and the data as JSON. Control characters that a
+terminal would obey are printed as \u00XX; --json changes nothing in the data.
 
 A position that cannot be continued is never skipped over in silence: exit
 code 3, and the reason on standard error.

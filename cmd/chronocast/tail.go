@@ -16,7 +16,8 @@ const tailHelp = `Usage: chronocast tail STREAM [--after now|start|EPOCH:OFFSET]
 
 Follows STREAM and prints each message once and in order: one line with the
 offset, a tab and the data as JSON. A lost connection is made anew and continued
-exactly where it ended, from history where needed.
+exactly where it ended, from history where needed. Control characters that a
+terminal would obey are printed as \u00XX; --json changes nothing in the data.
 
 When the server cannot continue (a reset), that is told on standard error, and
 tail goes on: with --after start at the oldest message kept, otherwise with what

@@ -54,24 +54,23 @@ func describeBuild(version string, info *debug.BuildInfo) buildInfo {
 }
 
 func (b buildInfo) String() string {
-	text := "chronocast " + b.Version
+	commit := "unknown commit"
 	if b.Commit != "" {
-		commit := b.Commit[:min(12, len(b.Commit))]
+		commit = b.Commit[:min(12, len(b.Commit))]
 		if b.Modified {
 			commit += ", modified"
 		}
 		if b.Time != "" {
 			commit += ", " + b.Time
 		}
-		text += " (" + commit + ")"
 	}
-	return text + " " + b.Go + " " + b.Platform
+	return "chronocast " + b.Version + " (" + commit + ") " + b.Go + " " + b.Platform
 }
 
 const versionHelp = `Usage: chronocast version [--json]
 
-Prints the version of this binary, the commit it was built from, and the Go
-version and platform it was built with.
+Prints the version of this binary, the commit it was built from, if that is known,
+and the Go version and platform it was built with.
 `
 
 func runVersion(_ context.Context, args []string, _ io.Reader, stdout, stderr io.Writer) int {
