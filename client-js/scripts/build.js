@@ -11,9 +11,10 @@ const root = new URL('..', import.meta.url)
  * an application sees, nor in a Platform. They are shortened in the bundle.
  */
 const INTERNAL = [
-  'again', 'asked', 'doubt', 'emitter', 'floor', 'flush', 'fromStart', 'full', 'gate', 'handed', 'handle',
-  'handles', 'heads', 'held', 'hooks', 'loops', 'mark', 'newer', 'passed', 'paused', 'receive', 'renew',
-  'repause', 'since', 'subscription', 'taken', 'tries', 'wake',
+  'again', 'asked', 'closed', 'connection', 'doubt', 'down', 'effects', 'emit', 'emitter', 'floor', 'flush',
+  'fromStart', 'full', 'gate', 'handed', 'handle', 'handles', 'head', 'heads', 'held', 'hooks', 'host', 'idle',
+  'listener', 'loops', 'mark', 'newer', 'options', 'passed', 'paused', 'queue', 'receive', 'renew', 'repause',
+  'request', 'restart', 'since', 'step', 'subscription', 'taken', 'tries', 'wake',
 ]
 
 /** @returns {Promise<string>} the same text for the same sources, on every machine */

@@ -38,6 +38,9 @@ export const STALE_AFTER = 8000
 /** Between two looks at the silence. */
 export const WATCH_INTERVAL = 3000
 
+/** Close codes that say so of a frame of ours: not understood, too large. */
+const REFUSED = [1003, 1009]
+
 /**
  * Connection keeps one socket: it connects, notices a dead link, and connects
  * again for as long as it is wanted. It knows nothing of streams.
@@ -118,7 +121,8 @@ export class Connection {
         }
       }
       socket.onmessage = ({ data }) => this.#receive(data)
-      socket.onclose = () => this.#lost()
+      socket.onclose = ({ code }) =>
+        this.#lost(REFUSED.includes(code) ? new ChronocastError('refused', 'the server refused a frame: ' + code) : undefined)
       socket.onerror = () => {} // a close follows, and tells as much
     } catch (thrown) {
       if (life === this.#life) this.#lost(new ChronocastError('connect', `no token or no socket: ${thrown}`, thrown))

@@ -22,6 +22,15 @@ export const SUBPROTOCOL = 'chronocast-v1-json'
  *   | { type: 'disconnect', reason: string, reconnect?: boolean }} Frame
  */
 
+/**
+ * isName says whether a server would take name for that of a stream: 1 to 255
+ * bytes of UTF-8, so no lone surrogates, without control characters.
+ *
+ * @param {unknown} name
+ */
+export const isName = (name) =>
+  typeof name === 'string' && /^[^\p{Cc}\p{Cs}]+$/u.test(name) && new TextEncoder().encode(name).length < 256
+
 /** @param {string} stream */
 export const identifierOf = (stream) => JSON.stringify({ channel: '$pubsub', stream_name: stream })
 

@@ -11,7 +11,7 @@
 import { Connection } from './connection.js'
 import { Emitter } from './emitter.js'
 import { ChronocastError } from './errors.js'
-import { identifierOf, position } from './frames.js'
+import { identifierOf, isName, position } from './frames.js'
 import { platform as real } from './platform.js'
 import { Stream } from './stream.js'
 import { Subscription } from './subscription.js'
@@ -94,7 +94,7 @@ class Client {
    */
   stream(name, { after = 'now' } = {}) {
     this.#usable()
-    if (typeof name !== 'string' || !name) throw new TypeError('chronocast: a stream has a name')
+    if (!isName(name)) throw new TypeError('chronocast: a stream name is 1 to 255 bytes of UTF-8 without control characters')
     if (after !== 'now' && after !== 'start') {
       try {
         after = position(after)
