@@ -86,7 +86,7 @@ type Store struct {
 	log   *zap.Logger
 	epoch int64 // the life epoch; immutable
 
-	files    []openFile // the files that must stay where they are; immutable
+	files    []openFile  // the files that must stay where they are; immutable
 	replaced atomic.Bool // told already
 	cut      atomic.Bool // the log lacks something; written under wmu
 
