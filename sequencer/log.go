@@ -54,6 +54,34 @@ type Log interface {
 	Append(ctx context.Context, batch []Request) ([]Result, error)
 }
 
+// Waiter is a [Log] in which channel rows may be held by others, such as an
+// application's own transaction. Its Append does not wait for them for long: it
+// leaves the requests concerned out with [ErrLocked], so that they delay nobody
+// else. AppendWaiting does the same work but waits for the rows, for a bounded
+// time; requests whose rows stay held get [ErrBusy] with [ErrNotStored]. It may
+// be called by several goroutines at once, beside Append.
+type Waiter interface {
+	Log
+	AppendWaiting(ctx context.Context, batch []Request) ([]Result, error)
+}
+
+// LockedError is [ErrLocked] with the stream that is held.
+type LockedError struct{ Stream string }
+
+func (e *LockedError) Error() string { return ErrLocked.Error() }
+
+// Is makes errors.Is(e, ErrLocked) true.
+func (e *LockedError) Is(target error) bool { return target == ErrLocked }
+
+// heldStream is the stream that err says is held, or else the first of r.
+func heldStream(err error, r Request) string {
+	var locked *LockedError
+	if errors.As(err, &locked) {
+		return locked.Stream
+	}
+	return r[0].Stream
+}
+
 // Errors a caller can branch on. They are wrapped with context; test with
 // errors.Is.
 var (
@@ -72,6 +100,9 @@ var (
 	// ErrOverloaded: too much is waiting to be committed. Comes together with
 	// ErrNotStored.
 	ErrOverloaded = errors.New("sequencer: too many broadcasts are waiting")
+	// ErrLocked: the channel row of one of the streams is held by somebody
+	// else's open transaction. A log that says so is a [Waiter] too.
+	ErrLocked = errors.New("sequencer: the stream is locked by an open transaction")
 	// ErrClosed: the sequencer is stopping. Comes together with ErrNotStored.
 	ErrClosed = errors.New("sequencer: closed")
 	// ErrOutcomeUnknown: the commit was under way when the caller gave up or

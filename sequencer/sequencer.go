@@ -21,8 +21,8 @@ import (
 // Options are wishes; the zero value of each field is its documented default.
 type Options struct {
 	// Committed is told of every committed batch before the callers are
-	// answered, in commit order, from the goroutine that commits. It must not
-	// block.
+	// answered. Batches of one stream come in commit order, except around a
+	// lock that somebody else held; calls may overlap then. It must not block.
 	Committed func([]protocol.Batch)
 
 	MaxBatch      int           // broadcasts in one commit; default 256
@@ -76,6 +76,9 @@ type Sequencer struct {
 	// owned by Run
 	requests []Request
 	news     batcher
+	warned   time.Time // when a failed commit was last logged
+	failed   int       // requests of failed commits since
+	lanes    *lanes    // nil unless the log is a Waiter
 }
 
 // waiter is one call of Append.
@@ -89,13 +92,17 @@ type waiter struct {
 // New returns a Sequencer that commits to log once Run is called.
 func New(log Log, opts Options) *Sequencer {
 	opts = opts.withDefaults()
-	return &Sequencer{
+	s := &Sequencer{
 		log:   log,
 		opts:  opts,
 		zap:   opts.Logger.Named("sequencer"),
 		wake:  make(chan struct{}, 1),
 		ready: make(chan struct{}),
 	}
+	if waiter, ok := log.(Waiter); ok {
+		s.lanes = &lanes{s: s, waiter: waiter}
+	}
+	return s
 }
 
 // Ready is closed once Run has begun. Append refuses with ErrClosed before.
@@ -214,7 +221,12 @@ func (s *Sequencer) Run(ctx context.Context) error {
 	s.running, s.ran = true, true
 	s.mu.Unlock()
 	close(s.ready)
-	defer s.stop()
+	defer func() {
+		s.stop()
+		if s.lanes != nil {
+			s.lanes.wg.Wait()
+		}
+	}()
 
 	for {
 		select {
@@ -299,7 +311,18 @@ func (s *Sequencer) commit(ctx context.Context, batch []*waiter) {
 	// Neither the callers' contexts nor the end of Run may break a commit.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.CommitTimeout)
 	defer cancel()
-	s.attempt(ctx, batch)
+	if s.lanes != nil {
+		batch = slices.DeleteFunc(batch, func(w *waiter) bool {
+			stream, held := s.lanes.laneOf(w.request)
+			if held {
+				s.lanes.put(ctx, stream, w)
+			}
+			return held
+		})
+	}
+	if len(batch) > 0 {
+		s.attempt(ctx, batch)
+	}
 }
 
 // attempt commits batch and answers it. When the log refused the batch as a
@@ -312,8 +335,12 @@ func (s *Sequencer) attempt(ctx context.Context, batch []*waiter) {
 	}
 	switch {
 	case err == nil:
-		s.tell(batch, results)
+		s.tell(&s.news, batch, results)
 		for i, w := range batch {
+			if s.lanes != nil && errors.Is(results[i].Err, ErrLocked) {
+				s.lanes.put(ctx, heldStream(results[i].Err, w.request), w)
+				continue
+			}
 			w.answer <- results[i]
 		}
 		return
@@ -327,9 +354,19 @@ func (s *Sequencer) attempt(ctx context.Context, batch []*waiter) {
 	case !errors.Is(err, ErrOutcomeUnknown):
 		err = fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 	}
-	s.zap.Warn("commit failed", zap.Int("requests", len(batch)), zap.Error(err))
+	s.warn(len(batch), err)
 	for _, w := range batch {
 		w.answer <- Result{Err: err}
+	}
+}
+
+// warn logs a failed commit: the first of a row at once, and then one line a
+// second for all of them.
+func (s *Sequencer) warn(requests int, err error) {
+	s.failed += requests
+	if now := time.Now(); now.Sub(s.warned) >= time.Second {
+		s.zap.Warn("commit failed", zap.Int("requests", s.failed), zap.Error(err))
+		s.warned, s.failed = now, 0
 	}
 }
 
@@ -345,24 +382,30 @@ func answers(results []Result, batch []*waiter) bool {
 	return true
 }
 
-func (s *Sequencer) append(ctx context.Context, batch []*waiter) (results []Result, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			s.zap.Error("the log panicked", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
-			results, err = nil, fmt.Errorf("%w: the log panicked: %v", ErrOutcomeUnknown, p)
-		}
-	}()
+func (s *Sequencer) append(ctx context.Context, batch []*waiter) ([]Result, error) {
 	s.requests = s.requests[:0]
 	for _, w := range batch {
 		s.requests = append(s.requests, w.request)
 	}
 	defer clear(s.requests)
-	return s.log.Append(ctx, s.requests)
+	return guard(s.zap, func() ([]Result, error) { return s.log.Append(ctx, s.requests) })
+}
+
+// guard turns a panic of the log into an unknown outcome, so that no caller is
+// left waiting.
+func guard(log *zap.Logger, call func() ([]Result, error)) (results []Result, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.Error("the log panicked", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+			results, err = nil, fmt.Errorf("%w: the log panicked: %v", ErrOutcomeUnknown, p)
+		}
+	}()
+	return call()
 }
 
 // tell passes what was newly stored to Committed. What it panics with is
 // logged: the broadcasts are stored, and their callers must hear so.
-func (s *Sequencer) tell(batch []*waiter, results []Result) {
+func (s *Sequencer) tell(news *batcher, batch []*waiter, results []Result) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.zap.Error("the listener of commits panicked", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
@@ -373,11 +416,11 @@ func (s *Sequencer) tell(batch []*waiter, results []Result) {
 			continue
 		}
 		for j := range w.request {
-			s.news.add(w.request[j].Stream, results[i].Placed[j], w.request[j].Data)
+			news.add(w.request[j].Stream, results[i].Placed[j], w.request[j].Data)
 		}
 	}
-	if news := s.news.take(); len(news) > 0 {
-		s.opts.Committed(news)
+	if told := news.take(); len(told) > 0 {
+		s.opts.Committed(told)
 	}
 }
 
