@@ -1,0 +1,156 @@
+package postgres
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/chronocast/chronocast/history"
+	"github.com/chronocast/chronocast/protocol"
+)
+
+// rangeSQL reads the span and a page in one snapshot. The running sum of sizes
+// is computed before a payload is fetched, so that a page of few large messages
+// costs no more than it returns.
+const rangeSQL = `
+SELECT life.tableoid, greatest(c.epoch, life.epoch), coalesce(c.first_offset, 1), coalesce(c.last_offset, 0),
+       m.offset_, (extract(epoch FROM m.at) * 1000000)::bigint, m.payload
+FROM chronocast.life
+LEFT JOIN chronocast.streams s ON s.name = $1
+LEFT JOIN chronocast.channels c ON c.id = s.id
+LEFT JOIN LATERAL (
+	SELECT * FROM (
+		SELECT p.offset_, p.at, p.payload,
+		       sum(octet_length(p.payload)) OVER (ORDER BY p.offset_) AS upto, row_number() OVER (ORDER BY p.offset_) AS nth
+		FROM (SELECT offset_, at, payload FROM chronocast.messages
+		      WHERE channel_id = c.id AND offset_ > $2 ORDER BY offset_ LIMIT $3) AS p
+	) AS sized WHERE nth = 1 OR upto <= $4
+) AS m ON $2 >= c.first_offset - 1
+ORDER BY m.offset_`
+
+// Range implements [history.Log].
+func (s *Store) Range(ctx context.Context, stream string, after uint64, limit, maxBytes int) (page history.Page, err error) {
+	err = s.read(ctx, "range", func(ctx context.Context) (table uint32, err error) {
+		page.Messages = nil
+		found, err := s.pool.Query(ctx, rangeSQL, stream, int64(after), limit, int64(maxBytes))
+		if err != nil {
+			return 0, err
+		}
+		var epoch, first, last int64
+		var offset, at *int64
+		var payload []byte
+		_, err = pgx.ForEachRow(found, []any{&table, &epoch, &first, &last, &offset, &at, &payload}, func() error {
+			if offset != nil {
+				page.Messages = append(page.Messages, protocol.Message{Offset: uint64(*offset), At: *at, Data: payload})
+				payload = nil
+			}
+			return nil
+		})
+		page.Span = protocol.Span{Epoch: protocol.Epoch(epoch), First: uint64(first), Last: uint64(last)}
+		return table, err
+	})
+	if err != nil {
+		return history.Page{}, err
+	}
+	return page, nil
+}
+
+// read runs one query, whose answer comes with the table that tells which life
+// it is from. When that is not the one this node knows, somebody has put another
+// database in the old one's place: nothing of it is told before the new life
+// was looked at.
+func (s *Store) read(ctx context.Context, what string, query func(context.Context) (table uint32, err error)) error {
+	ctx, cancel := context.WithTimeout(ctx, s.opts.StatementTimeout)
+	defer cancel()
+	for attempt := 0; ; attempt++ {
+		table, err := query(ctx)
+		refused := refusal(err)
+		strange := refused != nil && (refused.Code[:2] == "42" || refused.Code == "3F000" || refused.Code == "0A000" || refused.Code == "26000")
+		if attempt > 0 || !strange && (err != nil || table == s.life.current().table) {
+			return s.unavailable(what, err)
+		}
+		if err := s.Sight(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// sinceSQL finds the first kept message committed at or after a time. Commit
+// times ascend with offsets but for steps of the server's clock, so the
+// earliest such offset is searched among all that are kept: it is the one after
+// which none is older.
+const sinceSQL = `
+SELECT life.tableoid, greatest(c.epoch, life.epoch), coalesce(c.first_offset, 1), coalesce(c.last_offset, 0), c.trimmed_at >= $2,
+       (SELECT min(offset_) FROM chronocast.messages WHERE channel_id = c.id AND offset_ >= c.first_offset AND at >= $2)
+FROM chronocast.life
+LEFT JOIN chronocast.streams s ON s.name = $1
+LEFT JOIN chronocast.channels c ON c.id = s.id`
+
+// Since implements [history.Log].
+func (s *Store) Since(ctx context.Context, stream string, at int64) (span protocol.Span, after uint64, err error) {
+	var trimmed *bool
+	var next *int64
+	err = s.read(ctx, "since", func(ctx context.Context) (table uint32, err error) {
+		var epoch, first, last int64
+		err = s.pool.QueryRow(ctx, sinceSQL, stream, time.UnixMicro(at)).Scan(&table, &epoch, &first, &last, &trimmed, &next)
+		span = protocol.Span{Epoch: protocol.Epoch(epoch), First: uint64(first), Last: uint64(last)}
+		return table, err
+	})
+	switch {
+	case err != nil:
+		return protocol.Span{}, 0, err
+	case trimmed != nil && *trimmed && span.First > 1:
+		return span, span.First - 2, nil
+	case next != nil:
+		return span, uint64(*next) - 1, nil
+	}
+	return span, span.Last, nil
+}
+
+const headsSQL = `
+SELECT life.tableoid, greatest(c.epoch, life.epoch), coalesce(c.first_offset, 1), coalesce(c.last_offset, 0)
+FROM chronocast.life, unnest($1::text[]) WITH ORDINALITY AS a (name, n)
+LEFT JOIN chronocast.streams s ON s.name = a.name COLLATE "C"
+LEFT JOIN chronocast.channels c ON c.id = s.id
+ORDER BY a.n`
+
+// Heads implements [history.Log].
+func (s *Store) Heads(ctx context.Context, streams []string) ([]protocol.Span, error) {
+	if len(streams) == 0 {
+		return nil, nil
+	}
+	spans := make([]protocol.Span, 0, len(streams))
+	err := s.read(ctx, "heads", func(ctx context.Context) (table uint32, err error) {
+		spans = spans[:0]
+		found, err := s.pool.Query(ctx, headsSQL, streams)
+		if err != nil {
+			return 0, err
+		}
+		var epoch, first, last int64
+		_, err = pgx.ForEachRow(found, []any{&table, &epoch, &first, &last}, func() error {
+			spans = append(spans, protocol.Span{Epoch: protocol.Epoch(epoch), First: uint64(first), Last: uint64(last)})
+			return nil
+		})
+		return table, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return spans, nil
+}
+
+// Names returns the names of channels, for those of ids that exist.
+func (s *Store) Names(ctx context.Context, ids []int64) (map[int64]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.opts.StatementTimeout)
+	defer cancel()
+	found, err := s.pool.Query(ctx, `SELECT id, name FROM chronocast.streams WHERE id = ANY($1)`, ids)
+	if err != nil {
+		return nil, s.unavailable("names", err)
+	}
+	names := make(map[int64]string, len(ids))
+	var id int64
+	var name string
+	_, err = pgx.ForEachRow(found, []any{&id, &name}, func() error { names[id] = name; return nil })
+	return names, s.unavailable("names", err)
+}
