@@ -281,7 +281,8 @@ func (h *Hub) Read(ctx context.Context, stream string, after protocol.Position, 
 }
 
 // readWindow serves what is in memory. The end of the stream is left to the
-// log: a commit may have no hint here yet.
+// log: a commit may have no hint here yet, and when other nodes commit too, a
+// page that ends where this node's knowledge ends may not be the last.
 func (h *Hub) readWindow(stream string, after protocol.Position, limit, maxBytes int) (history.Page, bool) {
 	sh := h.shard(stream)
 	s := sh.lookup(stream)
@@ -299,5 +300,8 @@ func (h *Hub) readWindow(stream string, after protocol.Position, limit, maxBytes
 		return history.Page{}, false
 	}
 	msgs, covered := s.tail.After(after.Offset, limit, maxBytes)
-	return history.Page{Span: span, Messages: msgs}, covered && len(msgs) > 0
+	if !covered || len(msgs) == 0 || h.opts.Shared && msgs[len(msgs)-1].Offset == span.Last {
+		return history.Page{}, false
+	}
+	return history.Page{Span: span, Messages: msgs}, true
 }

@@ -50,6 +50,7 @@ type Options struct {
 	InboxBytes    int // and their bytes; default 32 MiB
 
 	Tail        history.TailLimits // window and held messages of one stream
+	Shared      bool               // other nodes commit to the log too: what this one knows of a head may be old
 	WindowTotal int64              // bytes of all windows together; default 64 MiB
 	CacheBytes  int                // pages and frames kept for readers that catch up; default 16 MiB
 
@@ -103,7 +104,7 @@ type Hub struct {
 
 	sweepNow chan struct{}
 	evictNow chan struct{}
-	logDown  atomic.Bool
+	outage   outage
 	resets   atomic.Int64 // when a reset was last told in the log, in nanoseconds since 1970
 	n        counters
 
@@ -194,6 +195,19 @@ func (h *Hub) Publish(batches []protocol.Batch) {
 	}
 }
 
+// Hint tells that the stream has reached the offset last, at least, somewhere
+// else: the log is read at once when this node has subscribers who miss it. It
+// never blocks.
+func (h *Hub) Hint(stream string, last uint64) {
+	s := h.shard(stream).lookup(stream)
+	if s == nil {
+		return
+	}
+	if s.hint(last) {
+		h.fills.push(s)
+	}
+}
+
 // Sweep asks for heads to be compared with the log now. It does not wait. Call
 // it when hints may have been lost, or when messages were trimmed.
 func (h *Hub) Sweep() { signal(h.sweepNow) }
@@ -207,21 +221,6 @@ func signal(c chan struct{}) {
 
 func (h *Hub) shard(stream string) *shard {
 	return h.shards[maphash.String(h.seed, stream)%uint64(len(h.shards))]
-}
-
-// reached notes how a read of the log ended; a line is logged only when that
-// changes.
-func (h *Hub) reached(err error) {
-	if err == nil {
-		if h.logDown.Load() && h.logDown.CompareAndSwap(true, false) {
-			h.logger.Info("log answers again")
-		}
-		return
-	}
-	h.n.logErrors.Add(1)
-	if h.ctx.Err() == nil && h.logDown.CompareAndSwap(false, true) {
-		h.logger.Warn("log unavailable, retrying", zap.Error(err))
-	}
 }
 
 // logReset tells that a stream begins anew: a new life of the log resets

@@ -38,6 +38,7 @@ type stream struct {
 	fanned   uint64             // last offset of the newest pass; up to the head it is pending
 	pending  []protocol.Message // passed the gate, not yet fanned out
 	suspect  bool               // a hint spoke of a later epoch
+	hinted   uint64             // newest offset a hint without messages spoke of, before the head was known
 	filling  bool               // a fill is scheduled or under way
 	failures int                // of fills, one after another
 	used     uint64             // when the window was last of use
@@ -177,6 +178,28 @@ func (s *stream) needLocked() {
 	s.hub.later.after(wait, func() { s.hub.fills.push(s) })
 }
 
+// hint takes note of an offset that exists; true when the stream must be given
+// to the fill workers now. The news comes from another node and brings no
+// messages, so there is nothing to wait for.
+func (s *stream) hint(last uint64) (fill bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.started {
+		s.hinted = max(s.hinted, last)
+		return false
+	}
+	if !s.listenedLocked() {
+		s.checked = time.Time{} // whoever subscribes next asks the log first
+		return false
+	}
+	s.tail.Know(last)
+	if _, _, gap := s.tail.Gap(); !gap || s.filling {
+		return false
+	}
+	s.filling = true
+	return true
+}
+
 func (s *stream) accountLocked() {
 	s.used = s.hub.uses.Add(1)
 	now := s.tail.WindowBytes()
@@ -232,10 +255,17 @@ func (s *stream) begin(st *start) {
 	case err != nil:
 	case s.started:
 		told = s.settleLocked(before, life, span)
+		if head := s.tail.Head(); !s.listenedLocked() && span.Epoch == head.Epoch && span.Last > head.Offset {
+			// Other nodes went on while nobody listened here. What they sent then
+			// is for nobody who comes now and asks for no history.
+			s.restartLocked(span)
+			s.absorbLocked()
+		}
 	default:
 		s.tail = history.NewTail(s.hub.opts.Tail)
 		s.restartLocked(span)
 		s.started = true
+		s.tail.Know(s.hinted)
 		s.absorbLocked()
 	}
 	s.mu.Unlock()

@@ -105,6 +105,7 @@ type Session struct {
 	sink     hub.Sink
 	id       string
 	mistakes int
+	outage   uint64 // of the log, that the client was told of last; touched by Ping alone
 
 	mu   sync.Mutex // guards subs; never held across a call of the hub that waits
 	subs map[string]*subscription
@@ -168,10 +169,16 @@ func (s *Session) Handle(ctx context.Context, frame []byte) error {
 // caller sends a bare ping.
 //
 // This is how a client notices that the newest message was lost on the way:
-// no later message would show the gap.
+// no later message would show the gap. While the log does not answer the client
+// is told so, once, before the ping.
 func (s *Session) Ping(unix int64) bool {
 	if s.codec.Level() < protocol.LevelChronocast {
 		return false
+	}
+	if now := s.cfg.Hub.Outage(); now != 0 && now != s.outage && s.sink.Push([][]byte{
+		s.codec.AppendError(nil, "", "", ReasonStoreUnavailable, "the database does not answer; what is published meanwhile comes when it does again"),
+	}) {
+		s.outage = now
 	}
 	s.mu.Lock()
 	subs := slices.Collect(maps.Values(s.subs))
