@@ -79,6 +79,10 @@ func printFlag(w io.Writer, fl *flag.Flag) {
 		text += " (default " + fl.DefValue + ")"
 	}
 	line := fmt.Sprintf("  %-18s", name)
+	if len(line) > 20 {
+		fmt.Fprintln(w, line)
+		line = strings.Repeat(" ", 20)
+	}
 	for _, word := range strings.Fields(text) {
 		if len(line)+len(word) >= 79 {
 			fmt.Fprintln(w, line)
@@ -96,8 +100,8 @@ func (f *clientFlags) addServer(retryFor time.Duration, retryHelp string) {
 	if server == "" {
 		server = defaultServer
 	}
-	f.StringVar(&f.server, "server", server, "`URL` of the server; the environment variable CHRONOCAST_SERVER sets the default")
-	f.DurationVar(&f.timeout, "timeout", 10*time.Second, "`time` one request may take")
+	f.StringVar(&f.server, "server", server, "where the server is, a `URL`; the environment variable CHRONOCAST_SERVER sets the default")
+	f.DurationVar(&f.timeout, "timeout", 10*time.Second, "how long one request may take")
 	f.DurationVar(&f.retryFor, "retry-for", retryFor, retryHelp)
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"reflect"
 	"runtime/debug"
 	"strings"
@@ -15,6 +16,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/chronocast/chronocast/internal/pgtest"
 
 	"github.com/chronocast/chronocast/protocol"
 )
@@ -302,7 +305,16 @@ func TestHistory_EndsQuietlyWhenNobodyReads(t *testing.T) {
 	}
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := pgtest.Main(m.Run)
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
 
 func TestRun_SuggestsTheCommandThatWasMeant(t *testing.T) {
 	t.Parallel()

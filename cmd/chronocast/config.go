@@ -20,11 +20,14 @@ import (
 // config is everything that can be set about the server. Each field has a flag
 // and an environment variable of the same name; the flag wins.
 type config struct {
-	Addr     string
-	Database string
-	LogLevel string
-	Demo     bool
-	NewLife  bool
+	Addr           string
+	Database       string
+	ListenDatabase string
+	DatabaseWait   time.Duration
+	LifeFile       string
+	LogLevel       string
+	Demo           bool
+	NewLife        bool
 
 	Retain    history.Limits
 	Rules     []history.Rule
@@ -50,10 +53,11 @@ type config struct {
 // defaults returns the configuration of a server that is told nothing.
 func defaults() config {
 	return config{
-		Addr:     "127.0.0.1:8080",
-		Database: "sqlite:chronocast.db",
-		LogLevel: "info",
-		Demo:     true,
+		Addr:         "127.0.0.1:8080",
+		Database:     "sqlite:chronocast.db",
+		DatabaseWait: 30 * time.Second,
+		LogLevel:     "info",
+		Demo:         true,
 
 		Retain:    history.DefaultLimits,
 		KeyWindow: time.Hour,
@@ -80,28 +84,31 @@ func defaults() config {
 func (c *config) flags() *flag.FlagSet {
 	f := flag.NewFlagSet("serve", flag.ContinueOnError)
 	f.SetOutput(io.Discard)
-	f.StringVar(&c.Addr, "addr", c.Addr, "`HOST:PORT` to listen on; this machine only, port 0 picks a free one")
-	f.StringVar(&c.Database, "database", c.Database, "`sqlite:PATH` of the log; created when it is missing")
-	f.DurationVar(&c.Retain.Age, "retain-age", c.Retain.Age, "`time` a message is kept; 0 is no limit")
-	f.IntVar(&c.Retain.Count, "retain-count", c.Retain.Count, "`number` of messages kept of a stream; 0 is no limit")
-	f.Var((*size)(&c.Retain.Bytes), "retain-bytes", "`size` of the messages kept of a stream; 0 is no limit")
-	f.Var((*rules)(&c.Rules), "retain", "`PREFIX=age:1h,count:500,bytes:1MiB`, the limits of streams whose name begins so; may be repeated, and in the environment variable separated by semicolons")
-	f.DurationVar(&c.KeyWindow, "key-window", c.KeyWindow, "`time` an idempotency key is remembered from its first use")
-	f.Var(&c.MaxPayload, "max-payload", "`size` of one broadcast")
-	f.Var(&c.MaxBroadcast, "max-broadcast", "`size` of a body of /broadcast")
-	f.IntVar(&c.MaxBroadcasts, "max-broadcasts", c.MaxBroadcasts, "`number` of broadcasts in a body of /broadcast")
-	f.Var(&c.MaxFrame, "max-frame", "`size` of a frame from a client")
-	f.Var(&c.MaxIdentifier, "max-identifier", "`size` of a subscription identifier")
-	f.IntVar(&c.MaxSubscriptions, "max-subscriptions", c.MaxSubscriptions, "`number` of subscriptions of one connection")
-	f.IntVar(&c.MaxPage, "max-page", c.MaxPage, "`number` of messages in a page of history")
-	f.Var(&c.MaxPageBytes, "max-page-bytes", "`size` of the messages in a page of history")
-	f.Var(&c.Queue, "queue", "`size` of what may wait for one connection")
-	f.DurationVar(&c.CommandTimeout, "command-timeout", c.CommandTimeout, "`time` a client's command may wait for the database")
-	f.DurationVar(&c.PublishTimeout, "publish-timeout", c.PublishTimeout, "`time` a broadcast may wait for its commit")
-	f.DurationVar(&c.PingInterval, "ping-interval", c.PingInterval, "`time` between two pings; Action Cable clients give up after 6s without one")
-	f.DurationVar(&c.WriteStall, "write-stall", c.WriteStall, "`time` a client may take nothing before its connection is cut")
-	f.DurationVar(&c.ShutdownTimeout, "shutdown-timeout", c.ShutdownTimeout, "`time` for an orderly end")
-	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "`LEVEL`: debug, info, warn or error")
+	f.StringVar(&c.Addr, "addr", c.Addr, "where to listen, `HOST:PORT`; this machine only, port 0 picks a free one")
+	f.StringVar(&c.Database, "database", c.Database, "where the log is: sqlite:PATH, made when it is missing, or `postgres://USER@HOST/NAME`; put an address with a password into the environment variable, where ps does not show it")
+	f.StringVar(&c.ListenDatabase, "listen-database", c.ListenDatabase, "where to listen for other nodes, `postgres://…`: the same database without a pooler in between")
+	f.DurationVar(&c.DatabaseWait, "database-wait", c.DatabaseWait, "how long to wait at the start for a PostgreSQL that does not answer yet")
+	f.StringVar(&c.LifeFile, "life-file", c.LifeFile, "where this node remembers the PostgreSQL database last seen, a small file at `PATH` of its own for each node; normally in $STATE_DIRECTORY or ~/.local/state/chronocast")
+	f.DurationVar(&c.Retain.Age, "retain-age", c.Retain.Age, "how long a message is kept; 0 is no limit")
+	f.IntVar(&c.Retain.Count, "retain-count", c.Retain.Count, "how many messages of a stream are kept; 0 is no limit")
+	f.Var((*size)(&c.Retain.Bytes), "retain-bytes", "how much of a stream is kept, a `size` such as 64MiB; 0 is no limit")
+	f.Var((*rules)(&c.Rules), "retain", "limits of the streams whose name begins so, `PREFIX=LIMITS` such as llm/=age:1h,count:500,bytes:1MiB; may be repeated, and in the environment variable separated by semicolons")
+	f.DurationVar(&c.KeyWindow, "key-window", c.KeyWindow, "how long an idempotency key is remembered from its first use")
+	f.Var(&c.MaxPayload, "max-payload", "how large one broadcast may be, a `size` such as 1MiB")
+	f.Var(&c.MaxBroadcast, "max-broadcast", "how large a body of /broadcast may be, a `size`")
+	f.IntVar(&c.MaxBroadcasts, "max-broadcasts", c.MaxBroadcasts, "how many broadcasts a body of /broadcast may hold")
+	f.Var(&c.MaxFrame, "max-frame", "how large a frame from a client may be, a `size`")
+	f.Var(&c.MaxIdentifier, "max-identifier", "how large a subscription identifier may be, a `size`")
+	f.IntVar(&c.MaxSubscriptions, "max-subscriptions", c.MaxSubscriptions, "how many subscriptions one connection may have")
+	f.IntVar(&c.MaxPage, "max-page", c.MaxPage, "how many messages a page of history may hold")
+	f.Var(&c.MaxPageBytes, "max-page-bytes", "how large the messages of a page of history may be together, a `size`")
+	f.Var(&c.Queue, "queue", "how much may wait for one connection, a `size`")
+	f.DurationVar(&c.CommandTimeout, "command-timeout", c.CommandTimeout, "how long a client's command may wait for the database")
+	f.DurationVar(&c.PublishTimeout, "publish-timeout", c.PublishTimeout, "how long a broadcast may wait for its commit")
+	f.DurationVar(&c.PingInterval, "ping-interval", c.PingInterval, "how long between two pings; Action Cable clients give up after 6s without one")
+	f.DurationVar(&c.WriteStall, "write-stall", c.WriteStall, "how long a client may take nothing before its connection is cut")
+	f.DurationVar(&c.ShutdownTimeout, "shutdown-timeout", c.ShutdownTimeout, "how long an orderly end may take")
+	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "what is logged, a `LEVEL`: debug, info, warn or error")
 	f.BoolVar(&c.Demo, "demo", c.Demo, "serve the demo page at /; --demo=false serves none")
 	f.BoolVar(&c.NewLife, "new-life", c.NewLife, "begin a new epoch, after the machine was set back to a snapshot")
 	return f
@@ -148,7 +155,7 @@ func (c config) Validate() error {
 	if err := auth.Loopback(c.Addr); err != nil {
 		return fmt.Errorf("--addr %w", err)
 	}
-	if _, err := c.path(); err != nil {
+	if err := c.checkDatabase(); err != nil {
 		return err
 	}
 	if _, err := c.level(); err != nil {
@@ -181,6 +188,7 @@ func (c config) Validate() error {
 		value, lo, hi time.Duration
 	}{
 		{"key-window", c.KeyWindow, time.Second, 30 * 24 * time.Hour},
+		{"database-wait", c.DatabaseWait, 0, 24 * time.Hour},
 		{"command-timeout", c.CommandTimeout, 10 * time.Millisecond, time.Minute},
 		{"publish-timeout", c.PublishTimeout, 10 * time.Millisecond, time.Minute},
 		{"ping-interval", c.PingInterval, 100 * time.Millisecond, time.Minute},
@@ -201,11 +209,12 @@ func (c config) retention() history.Retention {
 	return history.Retention{Default: c.Retain, Rules: c.Rules}
 }
 
-// path returns the file of the database.
+// path returns the file of a SQLite database.
 func (c config) path() (string, error) {
 	path, ok := strings.CutPrefix(c.Database, "sqlite:")
 	if !ok || path == "" {
-		return "", fmt.Errorf("--database %q must be sqlite:PATH", c.Database)
+		// What was given is not shown: it may be a mistyped address with a password.
+		return "", errors.New("--database must be sqlite:PATH or postgres://USER@HOST/NAME")
 	}
 	return path, nil
 }
@@ -288,6 +297,7 @@ func printServeHelp(w io.Writer) {
 	fmt.Fprint(w, "\nExamples:\n"+
 		"  chronocast serve\n"+
 		"  chronocast serve --addr 127.0.0.1:0 --database sqlite:/var/lib/chronocast/log.db\n"+
+		"  CHRONOCAST_DATABASE=postgres://chronocast:secret@db/app chronocast serve\n"+
 		"  chronocast serve --retain-age 1h --retain 'audit/=unlimited' --retain 'llm/=age:10m,count:5000'\n"+
 		"\nExit codes:\n  0  ended in good order\n  1  failed; the reason is on standard error\n  2  called wrongly\n")
 }

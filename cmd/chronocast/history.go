@@ -43,7 +43,7 @@ type reading struct {
 
 func runHistory(ctx context.Context, args []string, _ io.Reader, stdout, stderr io.Writer) int {
 	f := newClientFlags("history", historyHelp, historyExamples, stderr)
-	f.addServer(30*time.Second, "`time` to keep trying when the server does not answer")
+	f.addServer(30*time.Second, "how long to keep trying when the server does not answer")
 	after := f.String("after", "start", "print what follows this `position`: start, EPOCH:OFFSET, or OFFSET in the current epoch")
 	limit := f.Int("limit", 0, "print at most `n` messages")
 	asJSON := f.Bool("json", false, `print {"stream","epoch","offset","data"} on each line`)

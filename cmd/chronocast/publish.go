@@ -80,7 +80,7 @@ func runPublish(ctx context.Context, args []string, stdin io.Reader, stdout, std
 func parsePublish(args []string, stdin io.Reader, stdout, stderr io.Writer) (p *publication, code int) {
 	p = &publication{stdout: stdout, maxItems: batchItems, maxBytes: batchBytes, lineMax: maxLineBytes}
 	f := newClientFlags("publish", publishHelp, publishExamples, stderr)
-	f.addServer(30*time.Second, "`time` to keep trying when the server does not answer")
+	f.addServer(30*time.Second, "how long to keep trying when the server does not answer")
 	f.StringVar(&p.key, "key", "", "idempotency `key`: what was published under it within the last hour is not published again; with --lines each line has the key KEY#LINE and a request of its own")
 	f.BoolVar(&p.asJSON, "json", false, "refuse data that is not JSON instead of sending it as text")
 	f.BoolVar(&f.quiet, "quiet", false, "print no positions and no progress")

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"path/filepath"
 	"sync/atomic"
 	"syscall"
 
@@ -22,7 +21,6 @@ import (
 	"github.com/chronocast/chronocast/internal/demo"
 	"github.com/chronocast/chronocast/internal/hub"
 	"github.com/chronocast/chronocast/internal/server"
-	"github.com/chronocast/chronocast/internal/store/sqlite"
 	"github.com/chronocast/chronocast/protocol"
 	"github.com/chronocast/chronocast/sequencer"
 )
@@ -50,10 +48,6 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 	if err != nil {
 		return err
 	}
-	path, err := c.path()
-	if err != nil {
-		return err
-	}
 	// The address first: whoever starts a second server by mistake is told
 	// before anything is touched.
 	listener, err := listen(ctx, c.Addr)
@@ -61,13 +55,17 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	defer listener.Close()
-	store, err := sqlite.Open(ctx, path, sqlite.Options{KeyWindow: c.KeyWindow, NewLife: c.NewLife, Logger: log})
+	store, err := c.open(ctx, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
 
-	fanout := hub.New(store, hub.Options{Logger: log})
+	fanout := hub.New(store, hub.Options{Shared: c.isPostgres(), Logger: log})
+	background, err := store.Background(fanout)
+	if err != nil {
+		return err
+	}
 	var committed tally
 	seq := sequencer.New(store, sequencer.Options{Logger: log, Committed: func(batches []protocol.Batch) {
 		fanout.Publish(batches)
@@ -86,9 +84,9 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		Hub:        fanout,
 		Authorizer: auth.Open{},
 		Appender:   seq,
-		Ready:      ready(store),
+		Ready:      store.Ready,
 		Pages:      pages,
-		Samples:    samples(fanout, &committed),
+		Samples:    func() []server.Sample { return append(samples(fanout, &committed), store.Samples()...) },
 
 		MaxPayloadBytes:    int(c.MaxPayload),
 		MaxBroadcastBytes:  int(c.MaxBroadcast),
@@ -114,16 +112,12 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		return srv.Run(ctx, listener)
 	})
 
-	absolute, err := filepath.Abs(path)
-	if err != nil {
-		absolute = path
-	}
-	fmt.Fprintf(stdout, "Chronocast is listening on http://%s/ (database sqlite:%s)\n", listener.Addr(), absolute)
-	log.Info("serving", zap.Stringer("addr", listener.Addr()), zap.String("database", absolute), zap.Stringer("epoch", store.Epoch()))
+	fmt.Fprintf(stdout, "Chronocast is listening on http://%s/ (database %s)\n", listener.Addr(), store)
+	log.Info("serving", zap.Stringer("addr", listener.Addr()), zap.Stringer("database", store))
 	err = runStages(ctx,
 		front,
 		[]func(context.Context) error{seq.Run},
-		[]func(context.Context) error{fanout.Run, trimmer.Run, store.Run},
+		append(background, fanout.Run, trimmer.Run),
 	)
 	log.Info("ended", zap.Error(err))
 	return err
@@ -177,17 +171,6 @@ func listen(ctx context.Context, addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// ready asks the database for something cheap.
-func ready(store *sqlite.Store) func(context.Context) error {
-	return func(ctx context.Context) error {
-		if err := store.CheckFile(); err != nil {
-			return err
-		}
-		_, err := store.Heads(ctx, []string{"ready"})
-		return err
-	}
-}
-
 // newLogger writes lines for people to w.
 func newLogger(c config, w io.Writer) (*zap.Logger, error) {
 	level, err := c.level()
@@ -213,23 +196,21 @@ func (t *tally) add(batches []protocol.Batch) {
 }
 
 // samples tells what the layers behind the server have counted, for /metrics.
-func samples(h *hub.Hub, t *tally) func() []server.Sample {
-	return func() []server.Sample {
-		n := h.Stats()
-		return []server.Sample{
-			{Name: "commits_total", Help: "Transactions that committed broadcasts.", Counter: true, Value: t.commits.Load()},
-			{Name: "messages_committed_total", Help: "Broadcasts committed by them.", Counter: true, Value: t.messages.Load()},
-			{Name: "streams", Help: "Streams kept in memory, with and without subscribers.", Value: uint64(n.Streams)},
-			{Name: "window_bytes", Help: "Payload bytes of recent messages kept in memory.", Value: uint64(n.WindowBytes)},
-			{Name: "deliveries_total", Help: "Messages queued for a subscription, live and replayed.", Counter: true, Value: n.Delivered},
-			{Name: "encodes_total", Help: "Times messages were encoded into frames.", Counter: true, Value: n.Encodes},
-			{Name: "lags_total", Help: "Times a subscription fell behind and was served from the log.", Counter: true, Value: n.Lagged},
-			{Name: "replays_total", Help: "Replays begun.", Counter: true, Value: n.Replays},
-			{Name: "resets_total", Help: "Subscriptions told that they cannot be continued.", Counter: true, Value: n.Resets},
-			{Name: "hints_dropped_total", Help: "News of commits dropped because too much waited; read from the log instead.", Counter: true, Value: n.Overflowed},
-			{Name: "gaps_filled_total", Help: "Gaps closed by reading the log.", Counter: true, Value: n.GapsFilled},
-			{Name: "log_reads_total", Help: "Reads of the log for subscribers.", Counter: true, Value: n.LogReads},
-			{Name: "log_read_errors_total", Help: "Of those, failed.", Counter: true, Value: n.LogErrors},
-		}
+func samples(h *hub.Hub, t *tally) []server.Sample {
+	n := h.Stats()
+	return []server.Sample{
+		{Name: "commits_total", Help: "Transactions that committed broadcasts.", Counter: true, Value: t.commits.Load()},
+		{Name: "messages_committed_total", Help: "Broadcasts committed by them.", Counter: true, Value: t.messages.Load()},
+		{Name: "streams", Help: "Streams kept in memory, with and without subscribers.", Value: uint64(n.Streams)},
+		{Name: "window_bytes", Help: "Payload bytes of recent messages kept in memory.", Value: uint64(n.WindowBytes)},
+		{Name: "deliveries_total", Help: "Messages queued for a subscription, live and replayed.", Counter: true, Value: n.Delivered},
+		{Name: "encodes_total", Help: "Times messages were encoded into frames.", Counter: true, Value: n.Encodes},
+		{Name: "lags_total", Help: "Times a subscription fell behind and was served from the log.", Counter: true, Value: n.Lagged},
+		{Name: "replays_total", Help: "Replays begun.", Counter: true, Value: n.Replays},
+		{Name: "resets_total", Help: "Subscriptions told that they cannot be continued.", Counter: true, Value: n.Resets},
+		{Name: "hints_dropped_total", Help: "News of commits dropped because too much waited; read from the log instead.", Counter: true, Value: n.Overflowed},
+		{Name: "gaps_filled_total", Help: "Gaps closed by reading the log.", Counter: true, Value: n.GapsFilled},
+		{Name: "log_reads_total", Help: "Reads of the log for subscribers.", Counter: true, Value: n.LogReads},
+		{Name: "log_read_errors_total", Help: "Of those, failed.", Counter: true, Value: n.LogErrors},
 	}
 }

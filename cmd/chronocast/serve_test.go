@@ -57,7 +57,7 @@ func startServe(t *testing.T, args ...string) served {
 	}
 	_, rest, ok := strings.Cut(line, "http://")
 	addr, _, found := strings.Cut(rest, "/")
-	if !ok || !found || !strings.HasPrefix(line, "Chronocast is listening on ") || !strings.Contains(line, "sqlite:") {
+	if !ok || !found || !strings.HasPrefix(line, "Chronocast is listening on ") || !strings.Contains(line, "(database ") {
 		t.Errorf("first line %q", line)
 	}
 	go func() { _, _ = io.Copy(io.Discard, lines) }()

@@ -80,7 +80,7 @@ func runTail(ctx context.Context, args []string, _ io.Reader, stdout, stderr io.
 // is over.
 func parseTail(args []string, stdout, stderr io.Writer) (t *tailing, code int) {
 	f := newClientFlags("tail", tailHelp, tailExamples, stderr)
-	f.addServer(0, "`time` to keep trying without a connection; 0 is for ever")
+	f.addServer(0, "how long to keep trying without a connection; 0 is for ever")
 	after := f.String("after", "now", "print what follows this `position`: now, start, EPOCH:OFFSET, or OFFSET in the current epoch")
 	t = &tailing{flags: f, backoff: backoff{base: 250 * time.Millisecond, max: 10 * time.Second}, patience: 10 * time.Second}
 	f.IntVar(&t.count, "count", 0, "exit after `n` messages")
