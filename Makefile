@@ -5,7 +5,7 @@ PACKAGES = $(shell $(GO) list ./... | grep -v /e2e$$)
 FUZZTIME ?= 10s
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: help run build test unit js e2e needs lint fuzz check bench
+.PHONY: help run build test unit js e2e nodes needs lint fuzz check bench
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,10 +31,13 @@ js: needs ## type check, tests and size budget of the JavaScript client, tests o
 e2e: needs ## the real binary, foreign clients and a browser
 	@sh .ci/gotest e2e -timeout 15m -count 1 ./e2e
 
+nodes: needs ## several nodes on a real PostgreSQL: kills, crashes, outages, restores (about five minutes, not yet part of test)
+	@sh .ci/gotest nodes -timeout 20m -count 1 -tags nodes -run 'Nodes|B58_AWiped|B59_ARestoredDump|B61|B80|B104|I4_' ./e2e
+
 lint: ## format, vet, staticcheck
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
-	$(GO) vet ./...
-	$(GO) run $(STATICCHECK) ./...
+	$(GO) vet -tags nodes ./...
+	$(GO) run $(STATICCHECK) -tags nodes ./...
 
 fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@sh .ci/fuzz $(FUZZTIME)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what `make test` needs beyond Go, or says clearly what is missing:
-# a C compiler for the race detector, Node.js 20 with npm, Chromium, and the
-# npm packages of client-js and e2e. Debian's packages are installed when this
+# a C compiler for the race detector, Node.js 20 with npm, Chromium, PostgreSQL's
+# server programs and pgbouncer, and the npm packages of client-js and e2e. Debian's packages are installed when this
 # runs as root; otherwise the command to run is printed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -15,6 +15,11 @@ want chromium chromium
 want node nodejs
 want npm npm
 want setsid util-linux
+# Debian keeps PostgreSQL's server programs and pgbouncer off the PATH.
+if ! command -v initdb >/dev/null 2>&1 && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
+	missing="$missing postgresql"
+fi
+[ -x /usr/sbin/pgbouncer ] || want pgbouncer pgbouncer
 
 if [ -n "$missing" ]; then
 	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

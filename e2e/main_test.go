@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/chronocast/chronocast/internal/pgtest"
 )
 
 // serverBinary is the server under test, built once by TestMain.
@@ -43,7 +45,7 @@ func run(m *testing.M) int {
 		}
 	}
 
-	code := m.Run()
+	code := pgtest.Main(m.Run)
 	closeBrowser()
 	if n := throughOurClient.Load(); n > 0 {
 		fmt.Printf("e2e figure: %d messages delivered through the bundled client in this run, each checked against the log\n", n)

@@ -16,17 +16,19 @@ import (
 // which pass through it. What is set on the proxy holds for chunks and
 // connections from then on.
 type proxy struct {
-	addr   string
-	target string
-	ln     net.Listener
-	done   chan struct{}
-	wg     sync.WaitGroup
+	addr string
+	ln   net.Listener
+	done chan struct{}
+	wg   sync.WaitGroup
 
 	accepted atomic.Int64 // connections taken so far
 
 	mu     sync.Mutex // guards what follows
+	target string
 	links  map[*link]struct{}
 	refuse bool
+	// hole makes new connections dead ones: they open, and nothing passes.
+	hole bool
 	// filter sees every text frame of the server and says whether it passes.
 	filter func(payload []byte) bool
 	// lose is asked for each chunk of the server's; true drops the chunk and
@@ -54,7 +56,7 @@ func newProxy(t testing.TB, target string) *proxy {
 		t.Fatalf("proxy: %v", err)
 	}
 	p := &proxy{
-		addr: ln.Addr().String(), target: target, ln: ln,
+		addr: ln.Addr().String(), ln: ln, target: target,
 		done: make(chan struct{}), links: map[*link]struct{}{},
 	}
 	p.wg.Go(p.accept)
@@ -84,19 +86,20 @@ func (p *proxy) accept() {
 			return
 		}
 		p.mu.Lock()
-		refuse := p.refuse
+		refuse, target, hole := p.refuse, p.target, p.hole
 		p.mu.Unlock()
 		if refuse {
 			reset(c)
 			continue
 		}
-		s, err := net.DialTimeout("tcp", p.target, 2*time.Second)
+		s, err := net.DialTimeout("tcp", target, 2*time.Second)
 		if err != nil {
 			reset(c)
 			continue
 		}
 		p.accepted.Add(1)
 		l := &link{client: c, server: s, gone: make(chan struct{})}
+		l.frozen.Store(hole)
 		p.mu.Lock()
 		p.links[l] = struct{}{}
 		framed := p.filter != nil

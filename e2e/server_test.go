@@ -24,7 +24,7 @@ type server struct {
 	t     testing.TB
 	addr  string
 	dir   string
-	db    string
+	db    string // file, or the address of a PostgreSQL database
 	extra []string
 	http  *http.Client
 	out   *tailBuffer
@@ -82,12 +82,20 @@ func unstartedServer(t testing.TB, flags ...string) *server {
 // launch starts the process without waiting for it.
 func (s *server) launch() {
 	s.t.Helper()
-	args := append([]string{"serve", "--addr", s.addr, "--database", "sqlite:" + s.db}, s.extra...)
+	args := []string{"serve", "--addr", s.addr}
+	env := append(os.Environ(), "GORACE=halt_on_error=1")
+	if strings.HasPrefix(s.db, "postgres:") {
+		env = append(env, "CHRONOCAST_DATABASE="+s.db)
+		args = append(args, "--life-file", filepath.Join(s.dir, "life.json"))
+	} else {
+		args = append(args, "--database", "sqlite:"+s.db)
+	}
+	args = append(args, s.extra...)
 	cmd := exec.Command(serverBinary, args...)
 	cmd.Dir = s.dir
 	cmd.Stdout, cmd.Stderr = s.out, s.out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.Env = append(os.Environ(), "GORACE=halt_on_error=1")
+	cmd.Env = env
 	if err := cmd.Start(); err != nil {
 		s.t.Fatalf("start the server: %v", err)
 	}
