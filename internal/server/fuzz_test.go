@@ -57,7 +57,7 @@ func FuzzHTTP(f *testing.F) {
 	f.Fuzz(func(t *testing.T, method, target, contentType, key, extra, host, origin string, body []byte) {
 		u, err := url.ParseRequestURI(target)
 		if err != nil || !strings.HasPrefix(target, "/") {
-			t.Skip()
+			return // not a request a client can send
 		}
 		r := &http.Request{Method: method, URL: u, Host: host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Header: make(http.Header),
 			Body: http.NoBody, ContentLength: int64(len(body)), RequestURI: target}
