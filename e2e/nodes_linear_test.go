@@ -63,6 +63,10 @@ func TestNodes_PublishHistoryAndConfirmAreLinearizable(t *testing.T) {
 	}
 	since := func() int64 { return int64(time.Since(began)) }
 
+	// Somebody listens on every node, so that each has the streams in memory.
+	for _, s := range nodes {
+		ours(t, s.ws(), "start", streams...)
+	}
 	ctx, stop := context.WithTimeout(t.Context(), time.Duration(scale(8, 60))*time.Second)
 	defer stop()
 	var clients atomic.Int64
@@ -71,10 +75,16 @@ func TestNodes_PublishHistoryAndConfirmAreLinearizable(t *testing.T) {
 		stream := streams[w%len(streams)]
 		wg.Go(func() {
 			id := int(clients.Add(1)) - 1
+			appended := false
 			for i := 0; ctx.Err() == nil; i++ {
 				s := nodes[rand.IntN(len(nodes))]
 				op := porcupine.Operation{ClientId: id, Call: since()}
-				switch kind := rand.IntN(10); {
+				kind := rand.IntN(10)
+				if appended { // what one node has acknowledged, another one must tell at once
+					kind = 5 + rand.IntN(4)
+				}
+				appended = false
+				switch {
 				case kind < 5:
 					op.Input = streamOp{"append"}
 					payload := fmt.Sprintf(`{"w":%d,"i":%d}`, w, i)
@@ -90,6 +100,7 @@ func TestNodes_PublishHistoryAndConfirmAreLinearizable(t *testing.T) {
 						continue
 					}
 					op.Output = at
+					appended = true
 				case kind < 7:
 					op.Input = streamOp{"history"}
 					last, ok := readAll(ctx, s, stream)
@@ -151,12 +162,32 @@ func TestNodes_PublishHistoryAndConfirmAreLinearizable(t *testing.T) {
 		total += len(ops[name])
 		switch porcupine.CheckOperationsTimeout(model, ops[name], time.Minute) {
 		case porcupine.Illegal:
-			t.Errorf("%s: %d operations that no order explains", name, len(ops[name]))
+			t.Errorf("%s: %d operations that no order explains; %s", name, len(ops[name]), contradiction(ops[name]))
 		case porcupine.Unknown:
 			t.Errorf("%s: no verdict on %d operations", name, len(ops[name]))
 		}
 	}
 	figure(t, "Porcupine accepts %d operations on %d streams over 3 nodes with %d kills of nodes and backends, %d publishes without answer", total, len(streams), kills, unanswered)
+}
+
+// contradiction finds two operations that show plainly what is wrong.
+func contradiction(ops []porcupine.Operation) string {
+	show := func(op porcupine.Operation) string {
+		return fmt.Sprintf("%s → %v (%v to %v)", op.Input.(streamOp).kind, op.Output, time.Duration(op.Call), time.Duration(op.Return))
+	}
+	for _, a := range ops {
+		for _, b := range ops {
+			ka, kb := a.Input.(streamOp).kind, b.Input.(streamOp).kind
+			ta, tb := a.Output.(uint64), b.Output.(uint64)
+			if a.Return < b.Call && (tb < ta && kb != "confirm" || tb == ta && kb == "append") {
+				return fmt.Sprintf("%s was over before %s began", show(a), show(b))
+			}
+			if ka == "append" && kb == "append" && a.Call != b.Call && ta == tb {
+				return fmt.Sprintf("%s and %s", show(a), show(b))
+			}
+		}
+	}
+	return "no pair alone shows it"
 }
 
 // The model itself has to refuse what is wrong.

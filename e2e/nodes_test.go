@@ -180,7 +180,11 @@ func TestNodes_OneOrderOnEveryNode(t *testing.T) {
 	// In the quiet: the difference between the two nodes' sockets.
 	local, remote := sockets[1], sockets[4]
 	var late []time.Duration
+	quiet := time.Now()
 	for i := range 200 {
+		if time.Since(quiet) > 20*time.Second {
+			t.Fatalf("%d messages in %v: the other node is not told, it finds them by sweeping", i, time.Since(quiet))
+		}
 		at := p.must("hot", fmt.Sprintf(`{"quiet":%d}`, i))
 		local.awaitOffset("hot", at.Offset, 5*time.Second)
 		remote.awaitOffset("hot", at.Offset, 5*time.Second)
