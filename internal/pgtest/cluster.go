@@ -1,3 +1,5 @@
+//go:build unix
+
 // Package pgtest gives tests real PostgreSQL servers: throwaway clusters made
 // with initdb, run as an unprivileged user, and ended with the test. The server
 // named by TEST_POSTGRES_URL is used instead where a test does not stop, crash

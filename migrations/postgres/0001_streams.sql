@@ -21,7 +21,7 @@ CREATE TABLE chronocast.streams (
 );
 
 -- The channel row: locked by every broadcast to the stream. No index on a
--- column that a broadcast changes and half-filled pages: each bump is a HOT
+-- column that a broadcast changes and pages mostly empty: each bump is a HOT
 -- update.
 CREATE TABLE chronocast.channels (
     id           bigint PRIMARY KEY,
@@ -30,7 +30,7 @@ CREATE TABLE chronocast.channels (
     last_offset  bigint NOT NULL DEFAULT 0 CHECK (last_offset <= 9007199254740991),
     bytes        bigint NOT NULL DEFAULT 0,
     trimmed_at   timestamptz
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 4000,
+) WITH (fillfactor = 25, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 4000,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000);
 
 CREATE TABLE chronocast.messages (
