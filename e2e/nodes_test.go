@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -75,31 +74,9 @@ func newSpread(t testing.TB, nodes []*server) *spread {
 
 // send publishes until it is acknowledged, refused, or patience ends.
 func (s *spread) send(ctx context.Context, stream, payload string) (place, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("no acknowledgement in "+patience.String()))
-	defer cancel()
 	key := fmt.Sprintf("spread-%p-%d", s, s.keys.Add(1))
-	wait := 5 * time.Millisecond
-	for {
-		p := s.pubs[int(s.turn.Add(1))%len(s.pubs)]
-		try, cancel := context.WithTimeout(ctx, 8*time.Second)
-		a, err := p.once(try, stream, key, "application/json", []byte(payload))
-		cancel()
-		switch {
-		case err == nil && (a.status == http.StatusCreated || a.status == http.StatusOK):
-			if a.status == http.StatusOK {
-				p.repeat.Add(1)
-			}
-			return a.place, s.ledger.record(stream, a.place, payload)
-		case err == nil && a.status < 500 && a.status != http.StatusTooManyRequests:
-			return place{}, fmt.Errorf("%w: %d %s %s", errRefused, a.status, a.Error, a.Message)
-		}
-		select {
-		case <-ctx.Done():
-			return place{}, context.Cause(ctx)
-		case <-time.After(wait):
-		}
-		wait = min(2*wait, 100*time.Millisecond)
-	}
+	next := func() *publisher { return s.pubs[int(s.turn.Add(1))%len(s.pubs)] }
+	return sendKeyed(ctx, next, s.ledger, stream, key, payload)
 }
 
 // pool is publisher.pool over all nodes.

@@ -141,10 +141,17 @@ func (p *publisher) send(ctx context.Context, stream, payload string) (place, er
 const patience = 45 * time.Second
 
 func (p *publisher) sendKeyed(ctx context.Context, stream, key, payload string) (place, error) {
+	return sendKeyed(ctx, func() *publisher { return p }, p.ledger, stream, key, payload)
+}
+
+// sendKeyed publishes under one key, each try through the publisher that next
+// gives, until it is acknowledged, refused, or patience ends.
+func sendKeyed(ctx context.Context, next func() *publisher, l *ledger, stream, key, payload string) (place, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("no acknowledgement in "+patience.String()))
 	defer cancel()
 	wait := 5 * time.Millisecond
 	for {
+		p := next()
 		try, cancel := context.WithTimeout(ctx, 8*time.Second)
 		a, err := p.once(try, stream, key, "application/json", []byte(payload))
 		cancel()
@@ -153,7 +160,7 @@ func (p *publisher) sendKeyed(ctx context.Context, stream, key, payload string) 
 			if a.status == http.StatusOK {
 				p.repeat.Add(1)
 			}
-			return a.place, p.ledger.record(stream, a.place, payload)
+			return a.place, l.record(stream, a.place, payload)
 		case err == nil && a.status < 500 && a.status != http.StatusTooManyRequests:
 			return place{}, fmt.Errorf("%w: %d %s %s", errRefused, a.status, a.Error, a.Message)
 		}
