@@ -2,9 +2,12 @@ package postgres
 
 import (
 	"context"
+	"errors"
+	"net"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/chronocast/chronocast/history"
 	"github.com/chronocast/chronocast/protocol"
@@ -64,7 +67,8 @@ func (s *Store) read(ctx context.Context, what string, query func(context.Contex
 	ctx, cancel := context.WithTimeout(ctx, s.opts.StatementTimeout)
 	defer cancel()
 	for attempt := 0; ; attempt++ {
-		table, err := query(ctx)
+		var table uint32
+		err := s.ask(ctx, func() (err error) { table, err = query(ctx); return err })
 		refused := refusal(err)
 		strange := refused != nil && (refused.Code[:2] == "42" || refused.Code == "3F000" || refused.Code == "0A000" || refused.Code == "26000")
 		if attempt > 0 || !strange && (err != nil || table == s.life.current().table) {
@@ -74,6 +78,38 @@ func (s *Store) read(ctx context.Context, what string, query func(context.Contex
 			return err
 		}
 	}
+}
+
+// ask runs a query, and once more on a new connection when the one it was given
+// broke: the server may have ended it while it was idle, and reading twice does
+// no harm. The pool's other connections are likely to be broken, too.
+func (s *Store) ask(ctx context.Context, query func() error) error {
+	err := query()
+	if !broken(err) || ctx.Err() != nil {
+		return err
+	}
+	s.pool.Reset()
+	return query()
+}
+
+// broken says that a connection that had been good has ended. One that could
+// not be made at all, and one that is silent, are not worth another try.
+func broken(err error) bool {
+	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	var told *pgconn.PgError
+	var dialed *pgconn.ConnectError
+	var network net.Error
+	switch {
+	case errors.As(err, &dialed):
+		return false
+	case errors.As(err, &told):
+		return told.SeverityUnlocalized == "FATAL" || told.SeverityUnlocalized == "PANIC" || told.Code[:2] == "08"
+	case errors.As(err, &network):
+		return !network.Timeout()
+	}
+	return true // EOF, and whatever else ends a connection
 }
 
 // sinceSQL finds the first kept message committed at or after a time. Commit
@@ -144,13 +180,20 @@ func (s *Store) Heads(ctx context.Context, streams []string) ([]protocol.Span, e
 func (s *Store) Names(ctx context.Context, ids []int64) (map[int64]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.StatementTimeout)
 	defer cancel()
-	found, err := s.pool.Query(ctx, `SELECT id, name FROM chronocast.streams WHERE id = ANY($1)`, ids)
+	var names map[int64]string
+	err := s.ask(ctx, func() error {
+		names = make(map[int64]string, len(ids))
+		found, err := s.pool.Query(ctx, `SELECT id, name FROM chronocast.streams WHERE id = ANY($1)`, ids)
+		if err != nil {
+			return err
+		}
+		var id int64
+		var name string
+		_, err = pgx.ForEachRow(found, []any{&id, &name}, func() error { names[id] = name; return nil })
+		return err
+	})
 	if err != nil {
 		return nil, s.unavailable("names", err)
 	}
-	names := make(map[int64]string, len(ids))
-	var id int64
-	var name string
-	_, err = pgx.ForEachRow(found, []any{&id, &name}, func() error { names[id] = name; return nil })
-	return names, s.unavailable("names", err)
+	return names, nil
 }
