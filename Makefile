@@ -28,16 +28,16 @@ js: needs ## type check, tests and size budget of the JavaScript client, tests o
 	cd client-js && npm run --silent check && npm test --silent
 	node --test internal/demo/test/
 
-e2e: needs ## the real binary, foreign clients and a browser
+e2e: needs ## the real binary, foreign clients, a browser, several nodes on PostgreSQL
 	@sh .ci/gotest e2e -timeout 15m -count 1 ./e2e
 
-nodes: needs ## several nodes on a real PostgreSQL: kills, crashes, outages, restores (about five minutes, not yet part of test)
-	@sh .ci/gotest nodes -timeout 20m -count 1 -tags nodes -run 'Nodes|B58_AWiped|B59_ARestoredDump|B61|B80|B104|I4_' ./e2e
+nodes: needs ## only the end-to-end tests of several nodes on a real PostgreSQL
+	@sh .ci/gotest nodes -timeout 15m -count 1 -run 'Nodes|OnEveryNode|OnAnotherNode|BothNodes|ANewLife|B70|B80|B104|I4_' ./e2e
 
 lint: ## format, vet, staticcheck
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
-	$(GO) vet -tags nodes ./...
-	$(GO) run $(STATICCHECK) -tags nodes ./...
+	$(GO) vet ./...
+	$(GO) run $(STATICCHECK) ./...
 
 fuzz: ## run every fuzz target for FUZZTIME (10s)
 	@sh .ci/fuzz $(FUZZTIME)

@@ -4,8 +4,9 @@
 // acknowledged broadcast with everything that was delivered. It exports
 // nothing.
 //
-// The tests need Node, the npm packages of this folder, Chromium and PostgreSQL. `make
-// test` installs them; without them the tests fail and say so.
+// The tests need Node, the npm packages of this folder, Chromium, PostgreSQL and
+// libfaketime. `make test` installs them; without them the tests fail and say
+// so.
 //
 // CHRONOCAST_E2E_LONG=1 raises the counts to the full figures; give the run an
 // hour then (-timeout 60m).

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Installs what `make test` needs beyond Go, or says clearly what is missing:
 # a C compiler for the race detector, Node.js 20 with npm, Chromium, PostgreSQL's
-# server programs and pgbouncer, and the npm packages of client-js and e2e. Debian's packages are installed when this
-# runs as root; otherwise the command to run is printed.
+# server programs, pgbouncer and libfaketime, and the npm packages of client-js
+# and e2e. Debian's packages are installed when this runs as root; otherwise the
+# command to run is printed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -20,6 +21,7 @@ if ! command -v initdb >/dev/null 2>&1 && ! ls /usr/lib/postgresql/*/bin/initdb 
 	missing="$missing postgresql"
 fi
 [ -x /usr/sbin/pgbouncer ] || want pgbouncer pgbouncer
+ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1 || missing="$missing libfaketime"
 
 if [ -n "$missing" ]; then
 	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -86,6 +86,32 @@ func eventually(t testing.TB, within time.Duration, what string, cond func() boo
 	}
 }
 
+// holdups watches how long this machine keeps a goroutine waiting that has
+// nothing to do but wake up every five milliseconds. It returns a function that
+// gives ten times the longest such wait so far: what passes over some ten hands,
+// each held up as long, is late by no fault of the server.
+func holdups(t testing.TB) func() time.Duration {
+	var longest atomic.Int64
+	done, ended := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(done); <-ended })
+	go func() {
+		defer close(ended)
+		const every = 5 * time.Millisecond
+		for {
+			began := time.Now()
+			select {
+			case <-done:
+				return
+			case <-time.After(every):
+			}
+			if late := int64(time.Since(began) - every); late > longest.Load() {
+				longest.Store(late)
+			}
+		}
+	}()
+	return func() time.Duration { return 10 * time.Duration(longest.Load()) }
+}
+
 // pause lets d pass, for schedules of faults (cut every 600 ms), never to wait
 // for something to have happened.
 func pause(d time.Duration) { <-time.After(d) }

@@ -1,5 +1,3 @@
-//go:build nodes
-
 package e2e
 
 import (
@@ -7,17 +5,18 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/chronocast/chronocast/internal/pgtest"
 )
 
-// I4 on many nodes: 60 times kill -9, all three nodes one after another, under
+// I4 on many nodes: 30 times kill -9 (60 in a long run), all three nodes one after another, under
 // publishers that go to another node with the same key. Nothing acknowledged is
 // lost, nothing doubled, and a client of each node sees everything once and in
 // order.
-func TestI4_60KillsOfNodesLoseNothingAcknowledged(t *testing.T) {
+func TestI4_KillsOfNodesLoseNothingAcknowledged(t *testing.T) {
 	nodes := newNodes(t, 3, pgtest.Database(t), keepAll...)
 	streams := []string{"kill/a", "kill/b", "kill/c", "kill/d"}
 	sp := newSpread(t, nodes)
@@ -32,7 +31,7 @@ func TestI4_60KillsOfNodesLoseNothingAcknowledged(t *testing.T) {
 			return streams[(w+i)%len(streams)], fmt.Sprintf(`{"p":%d,"n":%d}`, w, i)
 		})
 	})
-	const kills = 60
+	kills := scale(30, 60)
 	for k := 0; k < kills; k += len(nodes) {
 		before := sp.ledger.total()
 		for _, i := range rand.Perm(len(nodes)) {
@@ -65,7 +64,7 @@ func (s *spread) verdict(t *testing.T, nodes []*server, clients []*node, streams
 		log := nodes[0].log(name)
 		v := judge(log, true).acknowledged(s.ledger.of(name))
 		for i, cl := range clients {
-			cl.awaitLast(name, log[len(log)-1].Offset, 30*time.Second)
+			cl.awaitLast(name, log[len(log)-1].Offset, time.Duration(scale(30, 180))*time.Second)
 			got := cl.messages(name)
 			v.delivered(fmt.Sprintf("client %d %s", i, name), got, 0, true)
 			delivered += len(got)
@@ -86,10 +85,10 @@ func (s *spread) verdict(t *testing.T, nodes []*server, clients []*node, streams
 	return delivered
 }
 
-// I4: PostgreSQL itself is stopped as by a crash, 30 times, under keyed
-// publishers. Nothing acknowledged is lost, nothing doubled, and no client is
+// I4: PostgreSQL itself is stopped as by a crash, 10 times (30 in a long run),
+// under keyed publishers. Nothing acknowledged is lost, nothing doubled, and no client is
 // reset: everything that was acknowledged is there, and the nodes can tell.
-func TestI4_30ImmediateStopsOfPostgreSQLLoseNothing(t *testing.T) {
+func TestI4_ImmediateStopsOfPostgreSQLLoseNothing(t *testing.T) {
 	c := pgtest.Start(t)
 	nodes := newNodes(t, 2, c.URL("postgres"), keepAll...)
 	streams := []string{"stop/a", "stop/b"}
@@ -102,7 +101,8 @@ func TestI4_30ImmediateStopsOfPostgreSQLLoseNothing(t *testing.T) {
 			return streams[w%2], fmt.Sprintf(`{"p":%d,"n":%d}`, w, i)
 		})
 	})
-	const stops = 30
+	stops := scale(10, 30)
+	held := holdups(t)
 	var healed []time.Duration
 	for range stops {
 		before := sp.ledger.total()
@@ -116,13 +116,13 @@ func TestI4_30ImmediateStopsOfPostgreSQLLoseNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		eventually(t, 20*time.Second, "a broadcast is acknowledged again", func() bool { return sp.ledger.total() > before })
+		eventually(t, 40*time.Second, "a broadcast is acknowledged again", func() bool { return sp.ledger.total() > before })
 		healed = append(healed, time.Since(began))
 	}
 	stop()
 	publishing.Wait()
-	if worst := percentile(healed, 1); worst > 10*time.Second {
-		t.Errorf("publishing went on only %v after the database's return", worst)
+	if worst, bound := percentile(healed, 1), 10*time.Second+held(); worst > bound {
+		t.Errorf("publishing went on only %v after the database's return, more than %v", worst, bound)
 	}
 	delivered := sp.verdict(t, nodes, clients, streams)
 	requests, repeats := sp.counts()
@@ -177,7 +177,7 @@ func TestNodes_BackendsKilledUnder64Publishers(t *testing.T) {
 	delivered := sp.verdict(t, nodes, clients, []string{"hot", "warm/1", "warm/2"})
 	v := judge(nodes[1].log("hot"), true)
 	for name, sock := range socks {
-		sock.awaitOffset("hot", uint64(len(v.log)), 20*time.Second)
+		sock.awaitOffset("hot", uint64(len(v.log)), time.Duration(scale(30, 180))*time.Second)
 		v.delivered(name, sock.messages("hot"), 0, true)
 		delivered += len(v.log)
 	}
@@ -185,4 +185,49 @@ func TestNodes_BackendsKilledUnder64Publishers(t *testing.T) {
 	requests, repeats := sp.counts()
 	figure(t, "3 nodes, %d publishers, %d messages, %d backends killed: %d requests, %d repeats, %.0f msg/s; contiguous, all acknowledged there, one sequence on %d sockets and 3 clients (%d deliveries)",
 		publishers, sp.ledger.total(), killed, requests, repeats, float64(sp.ledger.total())/took.Seconds(), len(socks), delivered)
+}
+
+// B85, B89 on many nodes: 3,200 keyed publishes (51,200 in a long run) while half
+// of the replies are cut on the way, each retried on another node. Each is
+// stored once, and what it was told each time is where it stands.
+func TestB85_B89_HalfTheRepliesOfManyNodesCutDoublesNothing(t *testing.T) {
+	nodes := newNodes(t, 3, pgtest.Database(t), keepAll...)
+	sp := &spread{t: t, ledger: newLedger()}
+	var replies, cut atomic.Int64
+	for _, s := range nodes {
+		px := newProxy(t, s.addr)
+		px.set(func(p *proxy) {
+			p.lose = func() bool {
+				replies.Add(1)
+				lost := rand.IntN(2) == 0
+				if lost {
+					cut.Add(1)
+				}
+				return lost
+			}
+		})
+		sp.pubs = append(sp.pubs, newPublisher(t, px.url("")))
+	}
+	const workers = 32
+	each := scale(100, 1600)
+	began := time.Now()
+	sp.pool(t.Context(), workers, each, func(w, i int) (string, string) {
+		return fmt.Sprintf("keyed/%d", w%4), fmt.Sprintf(`{"p":%d,"n":%d}`, w, i)
+	})
+	took, stored := time.Since(began), 0
+	for i := range 4 {
+		name := fmt.Sprintf("keyed/%d", i)
+		log := nodes[i%3].log(name)
+		stored += len(log)
+		judge(log, true).acknowledged(sp.ledger.of(name)).report(t)
+	}
+	requests, repeats := sp.counts()
+	if stored != workers*each {
+		t.Errorf("%d stored, %d published", stored, workers*each)
+	}
+	if repeats == 0 || cut.Load() == 0 {
+		t.Errorf("%d replies were cut and %d publishes repeated: nothing was tried", cut.Load(), repeats)
+	}
+	figure(t, "%d keyed publishes over 3 nodes, %d of %d replies cut, %d requests, %d answered as repeats, in %v: %d stored, 0 lost, 0 doubled",
+		workers*each, cut.Load(), replies.Load(), requests, repeats, took.Round(time.Second), stored)
 }

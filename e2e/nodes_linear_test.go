@@ -1,5 +1,3 @@
-//go:build nodes
-
 package e2e
 
 import (

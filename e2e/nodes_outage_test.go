@@ -1,5 +1,3 @@
-//go:build nodes
-
 package e2e
 
 import (
@@ -106,6 +104,7 @@ func TestB80_B100_ADatabaseOutageIsToldAndHeals(t *testing.T) {
 				sock.awaitOffset("out", 20, 10*time.Second)
 			}
 
+			held := holdups(t)
 			began := time.Now()
 			if how == "stopped" {
 				if err := c.Stop("immediate"); err != nil {
@@ -158,14 +157,14 @@ func TestB80_B100_ADatabaseOutageIsToldAndHeals(t *testing.T) {
 				}
 			}
 			asking.Wait()
-			if slowest > 5*time.Second {
+			if slowest > 5*time.Second+held() {
 				t.Errorf("a 503 took %v", slowest)
 			}
 			for name, sock := range socks {
 				sock.mu.Lock()
 				more := len(sock.pings) - pings[name]
 				sock.mu.Unlock()
-				if more < 4 {
+				if more < 4-int(held()/time.Second) {
 					t.Errorf("%s: %d pings in 5 s of outage", name, more)
 				}
 			}
@@ -196,11 +195,11 @@ func TestB80_B100_ADatabaseOutageIsToldAndHeals(t *testing.T) {
 			}
 			back := time.Now()
 			for _, s := range nodes {
-				eventually(t, 10*time.Second, "readiness is green again", s.ready)
+				eventually(t, 30*time.Second, "readiness is green again", s.ready)
 			}
 			first := newPublisher(t, nodes[1].url("")).must("out", `{"after":"the outage"}`)
 			for name, sock := range socks {
-				sock.awaitOffset("out", first.Offset, 10*time.Second-time.Since(back))
+				sock.awaitOffset("out", first.Offset, 20*time.Second)
 				var told []string
 				sock.mu.Lock()
 				for _, f := range sock.control {
@@ -217,6 +216,9 @@ func TestB80_B100_ADatabaseOutageIsToldAndHeals(t *testing.T) {
 				}
 			}
 			healed := time.Since(back)
+			if bound := 10*time.Second + held(); healed > bound {
+				t.Errorf("delivering again only %v after the database's return, more than %v", healed, bound)
+			}
 			last := p.numbered("out", 20)
 			v := judge(nodes[0].log("out"), false)
 			for name, sock := range socks {
@@ -288,9 +290,45 @@ func TestNodes_SlowCutAndSilentLinksToTheDatabase(t *testing.T) {
 		cuts, holes, slow, sp.ledger.total(), requests, repeats, delivered)
 }
 
+// freeLoad publishes to twenty streams of some nodes, steadily, until the test
+// ends it, and notes how long each publish took.
+type freeLoad struct {
+	mu   sync.Mutex // guards took
+	took []time.Duration
+}
+
+func (l *freeLoad) run(ctx context.Context, t *testing.T, wg *sync.WaitGroup, nodes []*server) {
+	for i := range 8 {
+		p := newPublisher(t, nodes[i%len(nodes)].url(""))
+		wg.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				began := time.Now()
+				if _, err := p.send(context.WithoutCancel(ctx), fmt.Sprintf("free/%d", (i+n)%20), fmt.Sprintf(`{"p":%d,"n":%d}`, i, n)); err != nil {
+					t.Error(err)
+					return
+				}
+				l.mu.Lock()
+				l.took = append(l.took, time.Since(began))
+				l.mu.Unlock()
+				pause(5 * time.Millisecond)
+			}
+		})
+	}
+}
+
+// take returns what has been noted since the last time.
+func (l *freeLoad) take() []time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	took := l.took
+	l.took = nil
+	return took
+}
+
 // One application's transaction holds a stream for ten seconds under load. That
 // stream's publishes are refused within the lock wait, and the other streams go
-// on as before.
+// on as before. The same load on another database of the same server, at the
+// same time, tells what the machine does to both.
 func TestNodes_AnOpenTransactionHoldsUpItsOwnStreamOnly(t *testing.T) {
 	url := pgtest.Database(t)
 	nodes := newNodes(t, 2, url, keepAll...)
@@ -299,37 +337,20 @@ func TestNodes_AnOpenTransactionHoldsUpItsOwnStreamOnly(t *testing.T) {
 	sock.subscribe("held")
 	newPublisher(t, nodes[0].url("")).must("held", `{"n":0}`)
 
-	var mu sync.Mutex
-	var took []time.Duration
+	held := holdups(t)
 	running, stop := context.WithCancel(t.Context())
 	var load sync.WaitGroup
-	for i := range 8 {
-		p := newPublisher(t, nodes[i%2].url(""))
-		load.Go(func() {
-			for n := 0; running.Err() == nil; n++ {
-				began := time.Now()
-				if _, err := p.send(ctx, fmt.Sprintf("free/%d", (i+n)%20), fmt.Sprintf(`{"p":%d,"n":%d}`, i, n)); err != nil {
-					t.Error(err)
-					return
-				}
-				mu.Lock()
-				took = append(took, time.Since(began))
-				mu.Unlock()
-				pause(5 * time.Millisecond)
-			}
-		})
-	}
-	window := func(d time.Duration) []time.Duration {
-		mu.Lock()
-		took = nil
-		mu.Unlock()
+	var here, elsewhere freeLoad
+	here.run(running, t, &load, nodes)
+	elsewhere.run(running, t, &load, newNodes(t, 2, pgtest.Database(t), keepAll...))
+	window := func(d time.Duration) (p99, control time.Duration) {
+		here.take()
+		elsewhere.take()
 		pause(d)
-		mu.Lock()
-		defer mu.Unlock()
-		return took
+		return percentile(here.take(), 0.99), percentile(elsewhere.take(), 0.99)
 	}
 	window(time.Second) // warm
-	before := window(4 * time.Second)
+	was, controlWas := window(4 * time.Second)
 
 	tx, err := conn.Begin(ctx)
 	if err != nil {
@@ -340,6 +361,7 @@ func TestNodes_AnOpenTransactionHoldsUpItsOwnStreamOnly(t *testing.T) {
 	}
 	holding, release := context.WithCancel(t.Context())
 	var refused sync.WaitGroup
+	var mu sync.Mutex // guards what follows
 	var slowest time.Duration
 	tries := 0
 	for i := range 4 {
@@ -361,7 +383,7 @@ func TestNodes_AnOpenTransactionHoldsUpItsOwnStreamOnly(t *testing.T) {
 			}
 		})
 	}
-	during := window(10 * time.Second)
+	p99, control := window(10 * time.Second)
 	release()
 	if err := tx.Commit(ctx); err != nil {
 		t.Fatal(err)
@@ -369,19 +391,21 @@ func TestNodes_AnOpenTransactionHoldsUpItsOwnStreamOnly(t *testing.T) {
 	refused.Wait()
 	stop()
 	load.Wait()
-	if slowest > 4*time.Second {
+	if slowest > 4*time.Second+held() {
 		t.Errorf("a refusal took %v", slowest)
 	}
-	p99, was := percentile(during, 0.99), percentile(before, 0.99)
-	if ratio := float64(p99) / float64(was); ratio > 1.5 && p99-was > 20*time.Millisecond {
-		t.Errorf("p99 of the other streams %v while one is held, %v before: %.2f times", p99, was, ratio)
+	// As long as before, or as long as elsewhere now, whichever is more.
+	fair := max(was, control)
+	ratio := float64(p99) / float64(fair)
+	if ratio > 1.5 && p99-fair > 20*time.Millisecond {
+		t.Errorf("p99 of the other streams %v while one is held, %v before; on another database %v, %v before: %.2f times", p99, was, control, controlWas, ratio)
 	}
 	last := newPublisher(t, nodes[0].url("")).must("held", `{"n":"last"}`)
 	sock.awaitOffset("held", last.Offset, 10*time.Second)
 	judge(nodes[1].log("held"), false).delivered("socket", sock.messages("held"), 0, true).report(t)
-	figure(t, "a transaction holds one stream for 10 s: %d publishes to it refused, the slowest after %v; other streams' p99 %v, before %v: %.2f times (p50 %v, %v)", tries,
-		slowest.Round(time.Millisecond), p99.Round(100*time.Microsecond), was.Round(100*time.Microsecond), float64(p99)/float64(was),
-		percentile(during, 0.5).Round(100*time.Microsecond), percentile(before, 0.5).Round(100*time.Microsecond))
+	figure(t, "a transaction holds one stream for 10 s: %d publishes to it refused, the slowest after %v; other streams' p99 %v, before %v; on another database %v, %v: %.2f times", tries,
+		slowest.Round(time.Millisecond), p99.Round(100*time.Microsecond), was.Round(100*time.Microsecond),
+		control.Round(100*time.Microsecond), controlWas.Round(100*time.Microsecond), ratio)
 }
 
 // B104: a node is stopped (SIGSTOP) while it holds channel rows in an open
@@ -401,11 +425,12 @@ func TestB104_AStoppedNodeHoldsUpNobodyElseForLong(t *testing.T) {
 	a.must("mine", `1`)
 	a.must("held", `1`)
 
+	held := holdups(t)
 	frozen.freeze() // holding nothing
 	for i := range 20 {
 		began := time.Now()
 		b.must("mine", fmt.Sprintf(`{"n":%d}`, i))
-		if d := time.Since(began); d > time.Second {
+		if d := time.Since(began); d > time.Second+held() {
 			t.Errorf("a publish took %v while a node that holds nothing is stopped", d)
 		}
 	}
@@ -461,17 +486,17 @@ func TestB104_AStoppedNodeHoldsUpNobodyElseForLong(t *testing.T) {
 	began := time.Now()
 	x, err := b.once(ctx, "mine", "fast", "application/json", []byte(`1`))
 	refused := time.Since(began)
-	if err != nil || x.status != http.StatusServiceUnavailable || x.header.Get("Retry-After") == "" || refused > 4*time.Second {
+	if err != nil || x.status != http.StatusServiceUnavailable || x.header.Get("Retry-After") == "" || refused > 4*time.Second+held() {
 		t.Errorf("a publish to the frozen node's stream: %d %v after %v", x.status, err, refused)
 	}
 	other := time.Now()
 	b.must("other", `1`)
-	if d := time.Since(other); d > time.Second {
+	if d := time.Since(other); d > time.Second+held() {
 		t.Errorf("another stream's publish took %v", d)
 	}
 	b.must("mine", `"healed"`) // tries until it is let in
 	healed := time.Since(began)
-	if healed > 15*time.Second {
+	if healed > 15*time.Second+held() {
 		t.Errorf("the stream was held for %v more", healed)
 	}
 	frozen.thaw()

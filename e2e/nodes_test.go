@@ -154,9 +154,15 @@ func TestNodes_OneOrderOnEveryNode(t *testing.T) {
 		}
 	}
 
-	// In the quiet: the difference between the two nodes' sockets.
+	// In the quiet: the difference between the two nodes' sockets. What a bare
+	// notification takes here and now, from one backend to another and to its
+	// client, is measured beside each message.
 	local, remote := sockets[1], sockets[4]
-	var late []time.Duration
+	ringer, listener := psql(t, url), psql(t, url)
+	if _, err := listener.Exec(t.Context(), `LISTEN bare`); err != nil {
+		t.Fatal(err)
+	}
+	var late, bare []time.Duration
 	quiet := time.Now()
 	for i := range 200 {
 		if time.Since(quiet) > 20*time.Second {
@@ -165,13 +171,21 @@ func TestNodes_OneOrderOnEveryNode(t *testing.T) {
 		at := p.must("hot", fmt.Sprintf(`{"quiet":%d}`, i))
 		local.awaitOffset("hot", at.Offset, 5*time.Second)
 		remote.awaitOffset("hot", at.Offset, 5*time.Second)
+		rung := time.Now()
+		if _, err := ringer.Exec(t.Context(), `NOTIFY bare`); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := listener.WaitForNotification(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		bare = append(bare, time.Since(rung))
 	}
 	for i := range 200 {
 		late = append(late, remote.arrivals[i].Sub(local.arrivals[i]))
 	}
-	p50, p99 := percentile(late, 0.5), percentile(late, 0.99)
-	if p50 > 3*time.Millisecond {
-		t.Errorf("a message is on the other node %v later (p50), more than 3ms", p50)
+	p50, p99, bell := percentile(late, 0.5), percentile(late, 0.99), percentile(bare, 0.5)
+	if bound := max(3*time.Millisecond, 5*bell); p50 > bound {
+		t.Errorf("a message is on the other node %v later (p50), more than %v; a bare notification takes %v", p50, bound, bell)
 	}
 
 	const publishers, each = 64, 100
@@ -207,8 +221,8 @@ func TestNodes_OneOrderOnEveryNode(t *testing.T) {
 	if !t.Failed() {
 		throughOurClient.Add(int64(len(cl.messages("hot"))))
 	}
-	figure(t, "two nodes: %d messages by %d publishers, stock and own clients on the other node: %d inversions; idle, remote - local delivery p50 %v, p99 %v",
-		len(log), publishers, total, p50.Round(time.Microsecond), p99.Round(time.Microsecond))
+	figure(t, "two nodes: %d messages by %d publishers, stock and own clients on the other node: %d inversions; idle, remote - local delivery p50 %v, p99 %v (a bare NOTIFY p50 %v)",
+		len(log), publishers, total, p50.Round(time.Microsecond), p99.Round(time.Microsecond), bell.Round(time.Microsecond))
 }
 
 // B07: a reaction to a message seen on one node, published through it, stands

@@ -33,6 +33,7 @@ import (
 type Cluster struct {
 	Dir  string // data directory
 	Port int
+	Env  []string // added to the environment of the programs, from the next start
 
 	bin  string
 	cred *syscall.Credential
@@ -191,7 +192,7 @@ func (c *Cluster) run(name string, args ...string) error {
 	cmd := exec.Command(filepath.Join(c.bin, name), args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: c.cred}
 	cmd.Dir = filepath.Dir(c.Dir)
-	cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8")
+	cmd.Env = append(append(os.Environ(), "LC_ALL=C.UTF-8"), c.Env...)
 	var out bytes.Buffer
 	if name != "pg_ctl" { // the server pg_ctl starts would keep the pipe open
 		cmd.Stdout, cmd.Stderr = &out, &out
