@@ -36,7 +36,7 @@ type plan struct {
 	counts []int64 // messages for each
 	sizes  []int64 // their bytes
 	args   struct {
-		ids, counts, sizes, messageIDs, backs, payloads, keyIDs, keyBacks, keys, bodies array
+		ids, counts, sizes, places, backs, payloads, keyPlaces, keyBacks, keys, bodies array
 	}
 }
 
@@ -212,7 +212,7 @@ func (p *plan) arrange() bool {
 		}
 	})
 	a := &p.args
-	for _, numbers := range []*array{&a.ids, &a.counts, &a.sizes, &a.messageIDs, &a.backs, &a.keyIDs, &a.keyBacks} {
+	for _, numbers := range []*array{&a.ids, &a.counts, &a.sizes, &a.places, &a.backs, &a.keyPlaces, &a.keyBacks} {
 		numbers.reset(pgtype.Int8OID)
 	}
 	a.payloads.reset(pgtype.ByteaOID)
@@ -230,11 +230,11 @@ func (p *plan) arrange() bool {
 				continue
 			}
 			back := p.counts[it.index] - int64(it.nth)
-			a.messageIDs.int(it.channel)
+			a.places.int(int64(it.index) + 1)
 			a.backs.int(back)
 			a.payloads.data(it.broadcast.Data)
 			if it.keyed {
-				a.keyIDs.int(it.channel)
+				a.keyPlaces.int(int64(it.index) + 1)
 				a.keyBacks.int(back)
 				a.keys.data(it.key[:])
 				a.bodies.data(it.body[:])

@@ -12,21 +12,25 @@ package postgres
 // the fate of a batch whose link broke.
 //
 //	$1 channel ids, sorted and distinct; $2 messages and $3 payload bytes for each
-//	$4 per message: channel id, $5 how far before its channel's last, $6 payload
-//	$7 per keyed message: channel id, $8 how far back, $9 key digest, $10 body digest
+//	$4 per message: index of its channel in $1, from 1, $5 how far before its channel's last, $6 payload
+//	$7 per keyed message: index of its channel in $1, $8 how far back, $9 key digest, $10 body digest
 //	$11 the writer, $12 the number of its last acknowledged batch
 //	$13 table and $14 epoch of the life it was checked against
 //	$15 the name to ring the doorbell with, or null for silence
 //	$16 the time, or null for the server's own
+//
+// A message finds its channel's new last offset by its index in an array. A join
+// would do the same, but its plan is made before anything is known of the
+// arrays: one that compares each with each takes longer than all the rest.
 //
 // There are four of them. A batch without keys is spared the set-up of an insert
 // of nothing, and one for a single stream the arrays and joins: that is every
 // batch of a lone publisher and of a hot stream.
 var batchSQL = [4]string{
 	0:              manySQL(unkeyedCTE),
-	keyed:          manySQL(keyedCTE),
+	keyed:          manySQL(manyKeyedCTE),
 	single:         singleSQL(unkeyedCTE),
-	single | keyed: singleSQL(keyedCTE),
+	single | keyed: singleSQL(singleKeyedCTE),
 }
 
 // Indexes of batchSQL.
@@ -41,11 +45,17 @@ var batchNames = [4]string{"chronocast_many", "chronocast_many_keyed", "chronoca
 const (
 	at = `coalesce($16::timestamptz, statement_timestamp())`
 
-	keyedCTE = `
+	manyKeyedCTE = `
 ), keyed AS (
 	INSERT INTO chronocast.keys (channel_id, key, body, offset_, at)
-	SELECT k.id, k.key, k.body, b.last_offset - k.back, ` + at + `
-	FROM unnest($7::bigint[], $8::bigint[], $9::uuid[], $10::uuid[]) AS k (id, back, key, body) JOIN bump b ON b.id = k.id`
+	SELECT ($1::bigint[])[k.i], k.key, k.body, (SELECT lasts FROM told)[k.i] - k.back, ` + at + `
+	FROM unnest($7::bigint[], $8::bigint[], $9::uuid[], $10::uuid[]) AS k (i, back, key, body)`
+
+	singleKeyedCTE = `
+), keyed AS (
+	INSERT INTO chronocast.keys (channel_id, key, body, offset_, at)
+	SELECT b.id, k.key, k.body, b.last_offset - k.back, ` + at + `
+	FROM bump b, unnest($7::bigint[], $8::bigint[], $9::uuid[], $10::uuid[]) AS k (i, back, key, body)`
 
 	unkeyedCTE = `
 ), unused AS (
@@ -68,8 +78,8 @@ WITH bump AS (
 	SELECT array_agg(last_offset) AS lasts, array_agg(epoch) AS epochs FROM bump
 ), stored AS (
 	INSERT INTO chronocast.messages (channel_id, offset_, at, payload)
-	SELECT r.id, b.last_offset - r.back, ` + at + `, r.payload
-	FROM unnest($4::bigint[], $5::bigint[], $6::bytea[]) AS r (id, back, payload) JOIN bump b ON b.id = r.id` + keys + `
+	SELECT ($1::bigint[])[r.i], (SELECT lasts FROM told)[r.i] - r.back, ` + at + `, r.payload
+	FROM unnest($4::bigint[], $5::bigint[], $6::bytea[]) AS r (i, back, payload)` + keys + `
 ), journal AS (
 	UPDATE chronocast.writers w ` + journalSet + `told.lasts
 	FROM told, chronocast.life WHERE w.id = $11::uuid RETURNING 1
@@ -89,7 +99,7 @@ WITH bump AS (
 	RETURNING c.id, c.last_offset, c.epoch
 ), stored AS (
 	INSERT INTO chronocast.messages (channel_id, offset_, at, payload)
-	SELECT b.id, b.last_offset - r.back, ` + at + `, r.payload FROM bump b, unnest($4::bigint[], $5::bigint[], $6::bytea[]) AS r (id, back, payload)` + keys + `
+	SELECT b.id, b.last_offset - r.back, ` + at + `, r.payload FROM bump b, unnest($4::bigint[], $5::bigint[], $6::bytea[]) AS r (i, back, payload)` + keys + `
 ), journal AS (
 	UPDATE chronocast.writers w ` + journalSet + `ARRAY[bump.last_offset]
 	FROM bump, chronocast.life WHERE w.id = $11::uuid RETURNING 1

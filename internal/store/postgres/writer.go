@@ -227,8 +227,8 @@ func (w *writer) commit(ctx context.Context, p *plan) (committed, error) {
 	b = appendInt8(b, int64(w.life.epoch))
 	w.scratch = b
 	w.params = [16][]byte{
-		a.ids.bytes(), a.counts.bytes(), a.sizes.bytes(), a.messageIDs.bytes(), a.backs.bytes(), a.payloads.bytes(),
-		a.keyIDs.bytes(), a.keyBacks.bytes(), a.keys.bytes(), a.bodies.bytes(),
+		a.ids.bytes(), a.counts.bytes(), a.sizes.bytes(), a.places.bytes(), a.backs.bytes(), a.payloads.bytes(),
+		a.keyPlaces.bytes(), a.keyBacks.bytes(), a.keys.bytes(), a.bodies.bytes(),
 		b[0:16], b[16:24], b[24:28], b[28:36], nil, nil,
 	}
 	if w.store.ring.Load() {
