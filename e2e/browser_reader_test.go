@@ -81,7 +81,9 @@ func TestB65_BrowserOffline10s(t *testing.T) {
 	s := newServer(t)
 	px := newProxy(t, s.addr)
 	p := newPublisher(t, s.url(""))
+	held, opening := holdups(t), time.Now()
 	b := openReader(t, s, px.ws(), "offline", "")
+	opened := time.Since(opening)
 	ctx, stop := context.WithCancel(context.Background())
 	var publishing sync.WaitGroup
 	publishing.Go(func() {
@@ -100,8 +102,9 @@ func TestB65_BrowserOffline10s(t *testing.T) {
 	stop()
 	publishing.Wait()
 	b.exact(s, "offline")
-	if took > 5*time.Second {
-		t.Errorf("it took %v after the network was back", took)
+	// A busy machine takes its time for a page, and no less for a reconnect.
+	if bound := 5*time.Second + 3*opened + held(); took > bound {
+		t.Errorf("it took %v after the network was back, more than %v; opening the page took %v", took, bound, opened)
 	}
 	figure(t, "B65: Chromium offline for 10 s at 50 msg/s: exact, caught up %v after the network was back", took.Round(time.Millisecond))
 }

@@ -130,7 +130,7 @@ func TestI4_ImmediateStopsOfPostgreSQLLoseNothing(t *testing.T) {
 		stops, sp.ledger.total(), requests, repeats, percentile(healed, 0.5).Round(time.Millisecond), percentile(healed, 1).Round(time.Millisecond), delivered)
 }
 
-// Three nodes, 64 publishers, 20,000 messages (200,000 in a long run) while 30 %
+// Three nodes, 64 publishers, 8,000 messages (200,000 in a long run) while 30 %
 // of all backends are killed again and again. Every stored offset is
 // contiguous, every acknowledged message is at its place, and subscribers of
 // all nodes have seen the same sequence.
@@ -166,7 +166,7 @@ func TestNodes_BackendsKilledUnder64Publishers(t *testing.T) {
 		}
 	})
 	const publishers = 64
-	each := scale(20_000, 200_000) / publishers
+	each := scale(8_000, 200_000) / publishers
 	began := time.Now()
 	sp.pool(t.Context(), publishers, each, func(w, i int) (string, string) {
 		return streams[(w+i)%len(streams)], fmt.Sprintf(`{"p":%d,"n":%d,"pad":"%0200d"}`, w, i, i)
