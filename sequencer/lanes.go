@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ const (
 	maxLaneStreams = 1024             // known to be held
 	maxLaneQueue   = 1024             // requests waiting in one lane
 	laneForgotten  = 60 * time.Second // a held stream nobody publishes to
+	laneTold       = time.Second      // held for so long is worth a line in the log
 )
 
 // lanes takes the requests to streams whose channel row is held by somebody
@@ -37,6 +39,8 @@ type lane struct {
 	stream  string
 	queue   []*waiter
 	running bool
+	since   time.Time // when it was found held
+	told    bool
 	used    time.Time
 }
 
@@ -71,9 +75,8 @@ func (l *lanes) put(ctx context.Context, stream string, w *waiter) {
 			w.answer <- Result{Err: errHeld}
 			return
 		}
-		ln = &lane{stream: stream}
+		ln = &lane{stream: stream, since: time.Now()}
 		l.held[stream] = ln
-		l.s.zap.Warn("the stream is held by an open transaction", zap.String("stream", stream))
 	}
 	ln.used = time.Now()
 	if len(ln.queue) >= maxLaneQueue || (!ln.running && l.running >= maxLanes) {
@@ -81,6 +84,7 @@ func (l *lanes) put(ctx context.Context, stream string, w *waiter) {
 		return
 	}
 	ln.queue = append(ln.queue, w)
+	l.s.park(w)
 	if !ln.running {
 		ln.running = true
 		l.running++
@@ -110,12 +114,24 @@ func (l *lanes) run(ctx context.Context, ln *lane) {
 		if !free {
 			late, batch, ln.queue = append(batch, ln.queue...), nil, nil
 		}
+		begun := l.s.begin(batch)
+		if len(batch) > 0 && len(begun) == 0 {
+			l.mu.Unlock() // all of them have gone
+			continue
+		}
+		batch = begun
 		if len(batch) == 0 {
 			ln.running, ln.queue = false, nil
 			l.running--
 			if free && l.held[ln.stream] == ln {
 				delete(l.held, ln.stream)
-				l.s.zap.Info("the stream is free again", zap.String("stream", ln.stream))
+				if ln.told {
+					l.s.zap.Info("the stream is free again", zap.String("stream", ln.stream), zap.Duration("after", time.Since(ln.since)))
+				}
+			}
+			if held := time.Since(ln.since); !free && !ln.told && held >= laneTold {
+				ln.told = true
+				l.s.zap.Warn("the stream is held by an open transaction", zap.String("stream", ln.stream), zap.Duration("for", held))
 			}
 			l.mu.Unlock()
 			for _, w := range late {
@@ -126,6 +142,24 @@ func (l *lanes) run(ctx context.Context, ln *lane) {
 		l.mu.Unlock()
 		free = l.append(ctx, batch)
 	}
+}
+
+// park notes that w waits in a lane, where it may be withdrawn.
+func (s *Sequencer) park(w *waiter) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.parked = true
+}
+
+// begin makes those of batch that were not withdrawn part of a commit.
+func (s *Sequencer) begin(batch []*waiter) []*waiter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(batch, func(w *waiter) bool {
+		gone := !w.parked
+		w.parked = false
+		return gone
+	})
 }
 
 // next takes what fits one commit out of the lane's queue. The lock is held.

@@ -10,6 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/chronocast/chronocast/protocol"
 	. "github.com/chronocast/chronocast/sequencer"
 )
@@ -324,5 +327,75 @@ func TestLane_EndOfRunAnswersEveryone(t *testing.T) {
 		stop()
 		_, errs := answer()
 		checkHeld(t, errs...)
+	})
+}
+
+// A caller that gives up while its request waits in a lane, before its commit
+// has begun, hears that nothing is stored, and nothing is.
+func TestLane_CancelledBeforeItsTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, s, stop := startLocked(t, Options{})
+		defer stop()
+		log.hold("held")
+		first := launch(s, one("held", "1"))
+		synctest.Wait()
+		time.Sleep(10 * time.Millisecond) // the lane waits with the first alone
+		ctx, cancel := context.WithCancel(t.Context())
+		answer := make(chan error, 1)
+		go func() {
+			_, err := s.Append(ctx, one("held", "2"))
+			answer <- err
+		}()
+		synctest.Wait()
+		cancel()
+		if err := <-answer; !errors.Is(err, ErrNotStored) || !errors.Is(err, context.Canceled) {
+			t.Errorf("a request that waited behind another: %v", err)
+		}
+		log.free("held")
+		if _, errs := first(); errs[0] != nil {
+			t.Fatal(errs[0])
+		}
+		if _, errs := all(s, one("held", "3")); errs[0] != nil {
+			t.Fatal(errs[0])
+		}
+		if got := log.data["held"]; !slices.Equal(got, []string{"1", "3"}) {
+			t.Errorf("stored %v", got)
+		}
+	})
+}
+
+// Nodes that wait for each other's commits meet locks all the time; only one
+// that is held for long is told, once, and so is its end.
+func TestLane_TellsOfLongHoldsOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, lines := observer.New(zap.InfoLevel)
+		log, s, stop := startLocked(t, Options{Logger: zap.New(core)})
+		defer stop()
+		for range 5 {
+			log.hold("held")
+			answer := launch(s, one("held", "1"))
+			synctest.Wait()
+			time.Sleep(100 * time.Millisecond)
+			log.free("held")
+			if _, errs := answer(); errs[0] != nil {
+				t.Fatal(errs[0])
+			}
+		}
+		if lines.Len() != 0 {
+			t.Errorf("%d lines about short waits: %v", lines.Len(), lines.All())
+		}
+		log.hold("held")
+		for range 3 {
+			_, errs := all(s, one("held", "1"))
+			checkHeld(t, errs...)
+		}
+		log.free("held")
+		if _, errs := all(s, one("held", "1")); errs[0] != nil {
+			t.Fatal(errs[0])
+		}
+		synctest.Wait()
+		if lines.Len() != 2 {
+			t.Errorf("%d lines about one long hold, want its beginning and its end: %v", lines.Len(), lines.All())
+		}
 	})
 }

@@ -86,6 +86,7 @@ type waiter struct {
 	request Request
 	bytes   int
 	taken   bool        // guarded by Sequencer.mu: part of a commit, or answered
+	parked  bool        // guarded by Sequencer.mu: in a lane, and not part of a commit
 	answer  chan Result // has room for the one answer
 }
 
@@ -194,6 +195,10 @@ var (
 func (s *Sequencer) withdraw(w *waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if w.parked {
+		w.parked = false // its lane passes over it
+		return true
+	}
 	if w.taken {
 		return false
 	}
