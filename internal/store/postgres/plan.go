@@ -32,10 +32,11 @@ type plan struct {
 	channels    map[int64]int32 // channel id → index in ids
 
 	// Arguments of appendSQL.
-	ids    []int64 // channels, sorted
-	counts []int64 // messages for each
-	sizes  []int64 // their bytes
-	args   struct {
+	ids     []int64 // channels, sorted
+	counts  []int64 // messages for each
+	sizes   []int64 // their bytes
+	payload []byte  // of the last message
+	args    struct {
 		ids, counts, sizes, places, backs, payloads, keyPlaces, keyBacks, keys, bodies array
 	}
 }
@@ -90,7 +91,7 @@ func (p *plan) reset(batch []sequencer.Request) {
 
 // release lets go of the callers' payloads.
 func (p *plan) release() {
-	p.requests, p.results = nil, nil
+	p.requests, p.results, p.payload = nil, nil, nil
 	clear(p.items)
 	p.items = p.items[:0]
 	clear(p.first)
@@ -233,6 +234,7 @@ func (p *plan) arrange() bool {
 			a.places.int(int64(it.index) + 1)
 			a.backs.int(back)
 			a.payloads.data(it.broadcast.Data)
+			p.payload = it.broadcast.Data
 			if it.keyed {
 				a.keyPlaces.int(int64(it.index) + 1)
 				a.keyBacks.int(back)

@@ -34,7 +34,7 @@ type writer struct {
 	plan      plan
 
 	prepared [len(batchSQL)]bool // on conn
-	params   [16][]byte
+	params   [16][]byte          // arguments of the statement under way
 	scratch  []byte
 
 	downSince time.Time // since when connecting has failed; zero when it has not
@@ -116,10 +116,12 @@ func (w *writer) commitPlan(ctx context.Context, p *plan) error {
 			last = w.findKeys(ctx, p)
 		case refused.Code == "23514" && refused.ConstraintName == "channels_last_offset_check":
 			last = w.fit(ctx, p)
-		case refused.Code == "23502" && refused.TableName == "writers", refused.Code == "22012":
+		case refused.Code == "23502" && (refused.TableName == "writers" || refused.TableName == "messages"), refused.Code == "22012":
 			// Another life, or a writer that was closed: a new connection tells.
+			// So may a message without an offset: its channel row is gone.
 			w.disconnect()
 			w.renew()
+			clear(w.ids)
 			continue
 		case refused.Code == "55P03" && time.Since(began) < w.patience:
 			attempt-- // it holds nothing between two tries
@@ -207,46 +209,75 @@ func (w *writer) commit(ctx context.Context, p *plan) (committed, error) {
 		}
 		w.journaled = true
 	}
-	which, a := 0, &p.args
-	if a.keys.n > 0 {
-		which |= keyed
-	}
-	if len(p.ids) == 1 {
-		which |= single
-	}
+	which := p.statement()
 	if !w.prepared[which] {
 		if _, err := w.conn.PgConn().Prepare(ctx, batchNames[which], batchSQL[which], nil); err != nil {
 			return committed{}, err
 		}
 		w.prepared[which] = true
 	}
-	b := w.scratch[:0]
-	b = append(b, w.id[:]...)
-	b = appendInt8(b, w.seq)
-	b = append(b, byte(w.life.table>>24), byte(w.life.table>>16), byte(w.life.table>>8), byte(w.life.table))
-	b = appendInt8(b, int64(w.life.epoch))
-	w.scratch = b
-	w.params = [16][]byte{
-		a.ids.bytes(), a.counts.bytes(), a.sizes.bytes(), a.places.bytes(), a.backs.bytes(), a.payloads.bytes(),
-		a.keyPlaces.bytes(), a.keyBacks.bytes(), a.keys.bytes(), a.bodies.bytes(),
-		b[0:16], b[16:24], b[24:28], b[28:36], nil, nil,
-	}
-	if w.store.ring.Load() {
-		w.params[14] = []byte(w.store.node)
-	}
-	if now := w.store.clock(); now != nil {
-		w.params[15] = appendInt8(nil, now.UnixMicro()-y2k)
-	}
-	result := w.conn.PgConn().ExecPrepared(ctx, batchNames[which], w.params[:], []int16{1}, []int16{1}).Read()
+	params := w.arguments(p, which)
+	result := w.conn.PgConn().ExecPrepared(ctx, batchNames[which], params, []int16{1}, []int16{1}).Read()
 	if result.Err != nil {
 		return committed{}, result.Err
 	}
-	c, err := decodeCommitted(result.Rows, len(p.ids))
+	var c committed
+	var err error
+	if which == lone {
+		c, err = decodeLone(result.Rows, w.life.epoch)
+	} else {
+		c, err = decodeCommitted(result.Rows, len(p.ids))
+	}
 	if err != nil {
 		w.conn.Close(ctx) //nolint:errcheck // it is of no more use
 		return committed{}, err
 	}
 	return c, nil
+}
+
+// statement is the index in batchSQL of the statement for what was arranged.
+func (p *plan) statement() int {
+	which := 0
+	if p.args.keys.n > 0 {
+		which |= keyed
+	}
+	if len(p.ids) == 1 {
+		which |= single
+	}
+	if which == single && p.counts[0] == 1 {
+		return lone
+	}
+	return which
+}
+
+// arguments are the binary parameters of that statement. They are good until
+// the next batch.
+func (w *writer) arguments(p *plan, which int) [][]byte {
+	a := &p.args
+	b := w.scratch[:0]
+	b = append(b, w.id[:]...)
+	b = appendInt8(b, w.seq)
+	b = append(b, byte(w.life.table>>24), byte(w.life.table>>16), byte(w.life.table>>8), byte(w.life.table))
+	b = appendInt8(b, int64(w.life.epoch))
+	if which == lone {
+		b = appendInt8(b, p.ids[0])
+		b = appendInt8(b, p.sizes[0])
+	}
+	w.scratch = b
+	var node, at []byte
+	if w.store.ring.Load() {
+		node = []byte(w.store.node)
+	}
+	if now := w.store.clock(); now != nil {
+		at = appendInt8(nil, now.UnixMicro()-y2k)
+	}
+	id, seq, table, epoch := b[0:16], b[16:24], b[24:28], b[28:36]
+	if which == lone {
+		return append(w.params[:0], b[36:44], b[44:52], p.payload, id, seq, table, epoch, node, at)
+	}
+	return append(w.params[:0],
+		a.ids.bytes(), a.counts.bytes(), a.sizes.bytes(), a.places.bytes(), a.backs.bytes(), a.payloads.bytes(),
+		a.keyPlaces.bytes(), a.keyBacks.bytes(), a.keys.bytes(), a.bodies.bytes(), id, seq, table, epoch, node, at)
 }
 
 // acknowledge notes that the batch after w.seq is committed.
@@ -276,6 +307,22 @@ func decodeCommitted(rows [][][]byte, channels int) (c committed, err error) {
 		return c, errFormat
 	}
 	return c, nil
+}
+
+// decodeLone reads what loneSQL returned. life is proved by the statement.
+func decodeLone(rows [][][]byte, life protocol.Epoch) (committed, error) {
+	if len(rows) != 1 || len(rows[0]) != 4 {
+		return committed{}, errFormat
+	}
+	var numbers [3]int64
+	for i := range numbers {
+		n, err := int8Of(rows[0][i])
+		if err != nil {
+			return committed{}, err
+		}
+		numbers[i] = n
+	}
+	return committed{lasts: numbers[0:1], epochs: numbers[1:2], life: life, at: numbers[2]}, nil
 }
 
 // outcome learns what became of the batch in p, whose statement ended with
