@@ -156,6 +156,9 @@ func (c *callback) ask(ctx context.Context, who *Identity, event, identifier, st
 		return answer{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	found, err, _ := c.flights.Do(string(key[:]), func() (any, error) {
+		if a, ok := c.remembered(key); ok { // by one that has just landed
+			return a, nil
+		}
 		// Whoever asked first may go away; the others still want to know.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Timeout)
 		defer cancel()

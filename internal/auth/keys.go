@@ -34,6 +34,12 @@ func (k JWTKey) String() string             { return k.Alg + " " + redacted }
 func (k JWTKey) GoString() string           { return k.String() }
 func (k JWTKey) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(k.String())) }
 
+// Shared returns the secret of an HS256 key, and whether it is one.
+func (k JWTKey) Shared() (Secret, bool) {
+	secret, ok := k.key.([]byte)
+	return NewSecret(string(secret)), ok && k.Alg == "HS256"
+}
+
 // ParseSecrets reads keys as they stand in a flag, a variable or a file: one a
 // line, or separated by semicolons; blank lines and lines that begin with # are
 // passed over. A part @PATH is read from that file, see [ReadSecretFile]. The
