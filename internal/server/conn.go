@@ -46,7 +46,7 @@ type conn struct {
 	done   chan struct{} // closed when nothing more is written
 
 	mu      sync.Mutex // guards what follows; never held across a write that may wait
-	queue   [][]byte   // payloads of text frames
+	queue   [][]byte   // whole text frames
 	bytes   int        // of queue, and of what the writer has taken from it but not written
 	rooms   []func()   // to be called below the low-water mark
 	ping    []byte     // an Action Cable ping to be written before the queue, or nil
@@ -145,7 +145,7 @@ func (c *conn) end(e end) bool {
 		c.queue, c.ping = nil, nil
 	}
 	if e.frame != nil {
-		c.queue = append(c.queue, e.frame)
+		c.queue = append(c.queue, protocol.AppendTextFrame(nil, e.frame))
 	}
 	for _, f := range c.rooms {
 		go f()
@@ -274,11 +274,10 @@ func (c *conn) write() {
 		ok := true
 		for _, f := range frames {
 			size += len(f)
-			if len(buf) > 0 && len(buf)+len(f)+maxHeader > batchBytes {
+			if len(buf) > 0 && len(buf)+len(f) > batchBytes {
 				ok = ok && c.send(buf)
 				buf = buf[:0]
 			}
-			buf = appendHeader(buf, websocket.TextMessage, len(f))
 			if len(f) > batchBytes/2 {
 				ok = ok && c.send(buf) && c.send(f)
 				buf = buf[:0]
@@ -437,9 +436,6 @@ func isProtocolError(err error) bool {
 	var network net.Error
 	return err != nil && !errors.As(err, &network) && strings.HasPrefix(err.Error(), "websocket: ")
 }
-
-// maxHeader is the longest header of a frame from the server.
-const maxHeader = 10
 
 // appendHeader appends the header of one whole unmasked frame.
 func appendHeader(dst []byte, kind, size int) []byte {
