@@ -94,7 +94,15 @@ func NewFactory(cfg Config) *Factory { return &Factory{cfg.withDefaults()} }
 // New returns a session that answers through sink. The client is told its id,
 // and the log names it as conn. Close the session in the end.
 func (f *Factory) New(codec protocol.Codec, sink hub.Sink, id string) *Session {
-	return &Session{cfg: &f.cfg, codec: codec, sink: sink, id: id, subs: make(map[string]*subscription)}
+	s := new(Session)
+	f.Init(s, codec, sink, id)
+	return s
+}
+
+// Init is New for a session that is part of something else.
+func (f *Factory) Init(s *Session, codec protocol.Codec, sink hub.Sink, id string) {
+	s.cfg, s.codec, s.sink, s.id = &f.cfg, codec, sink, id
+	s.subs = make(map[string]*subscription)
 }
 
 // Session is one conversation. Welcome, Handle and Close are called by one
