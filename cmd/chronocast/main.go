@@ -25,6 +25,7 @@ func commands() []command {
 		{"publish", "broadcast to a stream", runPublish},
 		{"tail", "follow a stream", runTail},
 		{"history", "print what a stream has kept", runHistory},
+		{"bench", "put load on an Action Cable server and measure it", runBench},
 		{"migrate", "bring the schema of a PostgreSQL database up to date", runMigrate},
 		{"version", "print the version", runVersion},
 	}
