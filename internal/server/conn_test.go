@@ -411,6 +411,7 @@ func TestConn_AnswersPings(t *testing.T) {
 		if err := c.ws.WriteControl(websocket.PingMessage, []byte("hello"), time.Now().Add(time.Second)); err != nil {
 			t.Fatal(err)
 		}
+		synctest.Wait()
 		b.publish("a", "1")
 		c.messages(1)
 		select {

@@ -80,11 +80,12 @@ func (c *Conn) write() {
 		buf := (*pooled)[:0]
 		ok := true
 		for _, f := range frames {
-			if len(buf)+len(f) > batchBytes {
+			large := len(f) > batchBytes/2
+			if large || len(buf)+len(f) > batchBytes {
 				ok = ok && c.send(buf)
 				buf = buf[:0]
 			}
-			if len(f) > batchBytes/2 {
+			if large {
 				ok = ok && c.send(f)
 				continue
 			}
