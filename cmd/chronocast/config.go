@@ -27,6 +27,8 @@ type config struct {
 	LifeFile       string
 	LogLevel       string
 	Demo           bool
+	Pprof          string
+	Transport      string
 	NewLife        bool
 
 	Retain    history.Limits
@@ -58,6 +60,7 @@ func defaults() config {
 		DatabaseWait: 30 * time.Second,
 		LogLevel:     "info",
 		Demo:         true,
+		Transport:    "auto",
 
 		Retain:    history.DefaultLimits,
 		KeyWindow: time.Hour,
@@ -110,6 +113,8 @@ func (c *config) flags() *flag.FlagSet {
 	f.DurationVar(&c.ShutdownTimeout, "shutdown-timeout", c.ShutdownTimeout, "how long an orderly end may take")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "what is logged, a `LEVEL`: debug, info, warn or error")
 	f.BoolVar(&c.Demo, "demo", c.Demo, "serve the demo page at /; --demo=false serves none")
+	f.StringVar(&c.Pprof, "pprof", c.Pprof, "where to serve profiles of the server itself, `HOST:PORT`; this machine only, off unless set")
+	f.StringVar(&c.Transport, "transport", c.Transport, "how connections are served, `HOW`: auto is one loop for all where the system has epoll, goroutines is two for each")
 	f.BoolVar(&c.NewLife, "new-life", c.NewLife, "begin a new epoch, after the machine was set back to a snapshot")
 	return f
 }
@@ -154,6 +159,12 @@ func parseConfig(args []string, environ func(string) (string, bool)) (config, er
 func (c config) Validate() error {
 	if err := auth.Loopback(c.Addr); err != nil {
 		return fmt.Errorf("--addr %w", err)
+	}
+	if err := checkPprof(c.Pprof); err != nil {
+		return err
+	}
+	if c.Transport != "auto" && c.Transport != "goroutines" {
+		return fmt.Errorf("--transport %q must be auto or goroutines", c.Transport)
 	}
 	if err := c.checkDatabase(); err != nil {
 		return err
