@@ -66,7 +66,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	defer debug.SetGCPercent(debug.SetGCPercent(400)) // memory is cheaper here than processor time
 	now := time.Now()
 	b := &bench{o: o, clk: clock{began: now}, files: raiseFiles(), fail: make(chan error, 1)}
-	b.name = fmt.Sprintf("bench/%s/%06x", o.Scenario, rand.Uint32()>>8)
+	b.name = "b/" + string(appendDigits(nil, rand.Uint64(), 4)) // short: every frame carries it twice
 	b.res = &Result{
 		Scenario: o.Scenario, About: s.about, Started: now.UTC(), Protocol: o.Protocol, Publish: o.Publish,
 		Machine: describeMachine(), Settings: map[string]string{},

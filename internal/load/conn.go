@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"time"
 	"unicode/utf8"
 )
 
@@ -98,6 +99,7 @@ func (c *conn) connected() {
 // received is called by the poller with what was read, and nothing when the
 // server has ended its side.
 func (c *conn) received(b []byte) {
+	c.loop.now = time.Now() // when what b holds was read
 	if len(b) == 0 {
 		switch {
 		case c.state == connShaking && len(c.in) == 0:

@@ -142,7 +142,7 @@ func (b *bench) hire(ctx context.Context, n, workers int, rate float64) (*team, 
 	for i := range workers {
 		count := (n - first) / (workers - i)
 		o := b.o
-		o.Live, o.Serve = nil, nil
+		o.Serve = nil
 		spec, err := json.Marshal(holding{o, urls, b.name, first, count, rate / float64(workers)})
 		if err != nil {
 			return nil, fmt.Errorf("load: %w", err)

@@ -35,7 +35,7 @@ type poller interface {
 type Loop struct {
 	poll   poller
 	clk    clock
-	now    time.Time // when the last wait ended
+	now    time.Time // when it last read anything, or looked at its timers
 	buf    []byte
 	conns  map[*conn]struct{}
 	timers timers

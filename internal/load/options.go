@@ -48,7 +48,7 @@ type Options struct {
 	Child      []string // command that becomes a worker
 	FloorPort  int
 
-	Live func(Progress) // told once a second; may be nil
+	Live func(Progress) `json:"-"` // told once a second; may be nil
 }
 
 // Progress is how far a run has come.
@@ -60,6 +60,7 @@ type Progress struct {
 }
 
 const (
+	defaultAnswers = 20
 	defaultChannel = `{"channel":"$pubsub","stream_name":"{stream}"}`
 	defaultPerform = `{"action":"speak","message":{payload}}`
 )
@@ -80,6 +81,9 @@ func (o Options) withDefaults() Options {
 		if *n == 0 {
 			*n = v
 		}
+	}
+	if o.Scenario == "tokens" { // an answer waits for its own commits only
+		number(&o.Publishers, min(or(o.Clients, defaultAnswers)[0], 64))
 	}
 	number(&o.Publishers, 4)
 	number(&o.Pipeline, 16)

@@ -103,6 +103,9 @@ func constant(ctx context.Context, b *bench) error {
 		g.each((*client).stop)
 		b.end(func(r *Row) {
 			r.Lost = uint64(u.unanswered.Load())
+			if len(b.pubs) == 0 {
+				r.Published = uint64(u.said.Load())
+			}
 			r.add("visits", float64(u.visits.Load()), "")
 			r.add("visits cut short", float64(u.broken.Load()), "")
 			u.figure(r)
@@ -134,6 +137,7 @@ type users struct {
 	visits     atomic.Int64
 	broken     atomic.Int64
 	unanswered atomic.Int64
+	said       atomic.Int64
 	confirmed  atomic.Int64 // clients that were live once
 	lastLive   atomic.Int64 // when, in nanoseconds from the run's beginning
 	lastHeard  atomic.Int64
@@ -191,6 +195,7 @@ func (u *users) add(cl *client, target int) {
 			next()
 		})
 		// A refusal is no answer: the limit ends the wait for it.
+		u.said.Add(1)
 		want = u.b.say(v, time.Now(), u.shape, nil)
 	}
 	cl.live = func(*client) {
@@ -267,6 +272,9 @@ func herd(ctx context.Context, b *bench) error {
 		g.each((*client).stop)
 		row := b.end(func(r *Row) {
 			r.Lost = uint64(u.unanswered.Load())
+			if len(b.pubs) == 0 {
+				r.Published = uint64(u.said.Load())
+			}
 			r.add("confirmed", float64(u.confirmed.Load()), "")
 			r.add("answered", float64(u.visits.Load()), "")
 			r.add("all confirmed after", millis(time.Duration(u.lastLive.Load())-began), "ms")
@@ -525,7 +533,7 @@ func payloads(ctx context.Context, b *bench) error {
 	var crowds []*crowd
 	b.begin(1, "connecting", streams*each, 0)
 	for i := range streams {
-		g := b.newCrowd(each, func(int) string { return fmt.Sprintf("payload/%d", i) })
+		g := b.newCrowd(each, func(int) string { return fmt.Sprint(i) })
 		for _, cl := range g.clients {
 			cl.target = b.targets[i%len(b.targets)]
 		}

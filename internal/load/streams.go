@@ -80,7 +80,7 @@ func tokens(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	answers, readers := or(b.o.Clients, 20)[0], cmp.Or(b.o.Readers, 3)
+	answers, readers := or(b.o.Clients, defaultAnswers)[0], cmp.Or(b.o.Readers, 3)
 	lasts := cmp.Or(b.o.For, 20*time.Second)
 	low, high := 50.0, 200.0
 	if len(b.o.Rates) > 0 {
