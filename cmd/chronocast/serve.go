@@ -48,6 +48,13 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 	if err != nil {
 		return err
 	}
+	authorizer, err := c.Security.authorizer(log)
+	if err != nil {
+		return err
+	}
+	if policy, ok := authorizer.(*auth.Policy); ok {
+		defer policy.Close()
+	}
 	// The address first: whoever starts a second server by mistake is told
 	// before anything is touched.
 	listener, err := listen(ctx, c.Addr)
@@ -55,6 +62,14 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	defer listener.Close()
+	var profiled net.Listener
+	if c.Pprof != "" {
+		if profiled, err = listen(ctx, c.Pprof); err != nil {
+			return fmt.Errorf("--pprof: %w", err)
+		}
+		defer profiled.Close()
+	}
+	raiseFileLimit(log)
 	store, err := c.open(ctx, log)
 	if err != nil {
 		return err
@@ -62,7 +77,8 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 	defer func() { err = errors.Join(err, store.Close()) }()
 
 	fanout := hub.New(store, hub.Options{Shared: c.isPostgres(), Logger: log})
-	background, err := store.Background(fanout)
+	var srv *server.Server // there before the background runs
+	background, err := store.Background(fanout, func(text []byte) { srv.Announced(text) })
 	if err != nil {
 		return err
 	}
@@ -75,14 +91,15 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 	client := clientjs.Handler()
 	pages := map[string]http.Handler{"/client.js": client, "/client.min.js": client, "/client/": client}
 	front := []func(context.Context) error{}
-	if c.Demo {
+	if c.Demo && !c.Security.secured() {
 		d := demo.New(seq.Append, demo.Options{Logger: log})
 		pages["/"], pages["/demo/"] = d.Handler(), d.Handler()
 		front = append(front, d.Run)
 	}
-	srv := server.New(server.Options{
+	options := server.Options{
 		Hub:        fanout,
-		Authorizer: auth.Open{},
+		Authorizer: authorizer,
+		Announce:   store.Tell(),
 		Appender:   seq,
 		Ready:      store.Ready,
 		Pages:      pages,
@@ -102,8 +119,16 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		PingEvery:          c.PingInterval,
 		WriteStall:         c.WriteStall,
 		ShutdownTimeout:    c.ShutdownTimeout,
+		Goroutines:         c.Transport == "goroutines",
 		Log:                log,
-	})
+	}
+	if err := c.Security.apply(&options); err != nil {
+		return err
+	}
+	srv = server.New(options)
+	if profiled != nil {
+		front = append(front, func(ctx context.Context) error { return profiles(ctx, profiled, log) })
+	}
 	front = append(front, func(ctx context.Context) error {
 		select {
 		case <-seq.Ready(): // it would refuse the first requests
