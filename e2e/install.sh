@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what `make test` needs beyond Go, or says clearly what is missing:
 # a C compiler for the race detector, Node.js 20 with npm, Chromium, PostgreSQL's
-# server programs and pgbouncer, and the npm packages of client-js and e2e. Debian's packages are installed when this
+# server programs and pgbouncer, Ruby with Rails and puma, and the npm packages of client-js and e2e. Debian's packages are installed when this
 # runs as root; otherwise the command to run is printed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -20,6 +20,12 @@ if ! command -v initdb >/dev/null 2>&1 && ! ls /usr/lib/postgresql/*/bin/initdb 
 	missing="$missing postgresql"
 fi
 [ -x /usr/sbin/pgbouncer ] || want pgbouncer pgbouncer
+want ruby ruby
+want puma puma
+# Not all of Rails: what the gem and its example use.
+if ! ruby -e 'require "rails"; require "action_cable"; require "active_record"; require "pg"; require "minitest"' >/dev/null 2>&1; then
+	missing="$missing ruby-railties ruby-actioncable ruby-activerecord ruby-pg ruby-minitest"
+fi
 
 if [ -n "$missing" ]; then
 	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
