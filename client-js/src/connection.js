@@ -58,6 +58,10 @@ export class Connection {
   /** when the last frame came */
   #heard = 0
   #suspect = false
+  /** @type {string | null | undefined} */
+  #token
+  /** the server has welcomed us with the token, and not said that it has expired */
+  #taken = false
   /** @type {(() => void) | null} */
   #unwatch = null
 
@@ -111,9 +115,14 @@ export class Connection {
   async #open(life) {
     try {
       const { token: ask, WebSocket } = this.options
-      const token = typeof ask === 'function' ? await ask() : ask
+      const token = this.#taken ? this.#token : typeof ask === 'function' ? await ask() : ask
       if (life !== this.#life) return
-      const socket = new WebSocket(this.url, token ? [SUBPROTOCOL, 'anycable-token.' + token] : [SUBPROTOCOL])
+      // A page is not told why an attempt fails: until a welcome it may be for the token.
+      this.#taken = false
+      this.#token = token
+      const url = new URL(this.url)
+      if (token) url.searchParams.set('token', token)
+      const socket = new WebSocket(url.href, [SUBPROTOCOL])
       this.#socket = socket
       socket.onopen = () => {
         if (socket.protocol !== SUBPROTOCOL) {
@@ -142,6 +151,7 @@ export class Connection {
     }
     if (frame?.type === 'disconnect') return this.#dismissed(frame)
     if (frame?.type === 'welcome') {
+      this.#taken = true
       const life = this.#life
       this.#watch(WATCH_INTERVAL)
       this.#enter('connected')
@@ -156,6 +166,7 @@ export class Connection {
   /** @param {{ reason: string, reconnect?: boolean }} frame */
   #dismissed({ reason, reconnect }) {
     const renewable = reason === 'token_expired' && typeof this.options.token === 'function'
+    if (renewable) this.#taken = false
     if (reconnect === false && !renewable) {
       return this.#end(new ChronocastError('disconnected', `the server sends us away: ${reason}`, reason))
     }
