@@ -58,8 +58,9 @@ class HelperTest < Minitest::Test
     assert_match(/\A<turbo-cable-stream-source channel="Turbo::StreamsChannel" signed-stream-name="Im1lc3NhZ2VzIg==--fb30\h+" /, html)
     assert_match(/data-epoch="\d{16}" data-offset="3" data-page="[\w-]{16}" data-more="1"/, html)
     assert_match(/ id="x"/, html)
-    ours = view.chronocast_stream_from(:messages)
-    assert_match(/\A<chronocast-stream-source signed-stream-name="Im1lc3NhZ2VzIg==--\h+" epoch="\d{16}" offset="3">/, ours)
+    assert_match(/\A<chronocast-stream-source stream="messages" epoch="\d{16}" offset="3">/, view.chronocast_stream_from(:messages))
+    use(chronocast.url, key: "k")
+    assert_match(/\A<chronocast-stream-source channel="Turbo::StreamsChannel" signed-stream-name="Im1lc3NhZ2VzIg==--\h+"/, view.chronocast_stream_from(:messages))
   end
 
   # A position read in the controller, before the data, is the one in the page.

@@ -48,13 +48,18 @@ module Chronocast
     end
 
     # chronocast_stream_from is the same with the element of chronocast/turbo,
-    # which also resumes where it was after a cut.
+    # which also resumes where it was after a cut. Without a key the name is not
+    # signed: a server in open mode, which serves one machine, checks nothing.
     def chronocast_stream_from(*streamables, **attributes)
       raise ArgumentError, "streamables can't be blank" unless streamables.any?(&:present?)
 
+      name = if Chronocast.config.key
+               { channel: "Turbo::StreamsChannel", "signed-stream-name": StreamNames.signed(*streamables) }
+             else
+               { stream: StreamNames.of(*streamables) }
+             end
       at = stream_position(*streamables)
-      place = at ? { epoch: at.epoch, offset: at.offset } : {}
-      content_tag("chronocast-stream-source", nil, { "signed-stream-name": StreamNames.signed(*streamables) }.merge(place, attributes))
+      content_tag("chronocast-stream-source", nil, name.merge(at ? { epoch: at.epoch, offset: at.offset } : {}, attributes))
     end
 
     private
