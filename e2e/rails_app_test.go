@@ -75,7 +75,7 @@ func (a *railsApp) url(path string) string { return "http://" + a.addr + path }
 
 // get asks for a path and returns the status, 0 when there was no answer.
 func (a *railsApp) get(path string) int {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	req, _ := http.NewRequestWithContext(ctx, http.MethodGet, a.url(path), nil)
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, Proxy: nil}}

@@ -15,7 +15,8 @@ class Chat < Rails::Application
   config.eager_load = true
   config.consider_all_requests_local = true
   config.secret_key_base = ENV.fetch("SECRET_KEY_BASE") { "0" * 128 } # a real one in real life
-  config.logger = Logger.new($stderr, level: ENV.fetch("LOG_LEVEL", "info"))
+  config.logger = Logger.new($stderr)
+  config.log_level = ENV.fetch("LOG_LEVEL", "info")
   config.hosts.clear
 
   # Browsers connect to Chronocast, nobody to this process.
