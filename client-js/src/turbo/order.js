@@ -18,6 +18,7 @@
  * @typedef {object} Entry
  * @property {() => unknown} run
  * @property {() => boolean} off it is not to be rendered
+ * @property {boolean} [at] nothing to render, only a place between the others
  * @property {Promise<unknown>} [done]
  */
 
@@ -28,9 +29,11 @@ let rendered = Promise.resolve()
 /** @type {View | null} that of the message being handed over */
 let view = null
 
-/** turn renders everything up to the entry. @param {Entry} entry */
+/** turn renders everything up to the entry, and what waits for nothing else. @param {Entry} entry */
 function turn(entry) {
-  for (const next of waiting.splice(0, waiting.indexOf(entry) + 1)) {
+  let end = waiting.indexOf(entry) + 1
+  while (end && waiting[end]?.at) end++
+  for (const next of waiting.splice(0, end)) {
     next.done = rendered.then(() => next.off() || next.run())
     rendered = next.done.catch(() => {}) // Turbo tells of it, and the next one renders all the same
   }
@@ -80,7 +83,7 @@ export function deliver(of, f, then) {
   view = of
   f()
   view = null
-  const entry = { run: then, off: () => of.over }
+  const entry = { run: then, off: () => of.over, at: true }
   waiting.push(entry)
-  if (waiting.every((other) => other === entry || other.off())) turn(entry)
+  if (waiting.every((other) => other.at || other.off())) turn(entry)
 }
