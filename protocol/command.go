@@ -2,12 +2,13 @@ package protocol
 
 // Command is one decoded client frame.
 type Command struct {
-	// Name is subscribe, unsubscribe, history, message, pong, or any other
+	// Name is subscribe, unsubscribe, history, message, token, pong, or any other
 	// word a client may send; the session decides what it answers.
 	Name string
 	// Identifier is the subscription identifier as received, a JSON text.
 	Identifier string
-	// Data is the argument of a message command, a JSON text; empty for others.
+	// Data is the argument of a message command, a JSON text, or the token of a
+	// token command; empty for others.
 	Data string
 	// History is the history asked for by subscribe and history, or nil.
 	History *HistoryRequest

@@ -36,7 +36,7 @@ func (c *jsonCodec) Decode(frame []byte) (Command, error) {
 		fail.Message = "the frame is not valid JSON in UTF-8, or nested too deep"
 		return Command{}, fail
 	}
-	var name, identifier, data, history []byte
+	var name, identifier, data, history, token []byte
 	object, _ := members(frame, func(key, value []byte) error {
 		switch string(key) {
 		case "command":
@@ -47,6 +47,8 @@ func (c *jsonCodec) Decode(frame []byte) (Command, error) {
 			data = value
 		case "history":
 			history = value
+		case "token":
+			token = value
 		}
 		return nil
 	})
@@ -62,7 +64,14 @@ func (c *jsonCodec) Decode(frame []byte) (Command, error) {
 		return Command{}, fail
 	}
 	fail.Command = cmd.Name
-	if cmd.Name == "pong" {
+	switch cmd.Name {
+	case "pong":
+		return cmd, nil
+	case "token":
+		if cmd.Data, ok = stringValue(token); !ok || cmd.Data == "" {
+			fail.Message = "token must be a string"
+			return Command{}, fail
+		}
 		return cmd, nil
 	}
 

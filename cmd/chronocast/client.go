@@ -51,6 +51,7 @@ type clientFlags struct {
 	timeout  time.Duration
 	retryFor time.Duration
 	quiet    bool
+	shown    credentials
 }
 
 // newClientFlags makes the flag set of one command. text is the help that
@@ -101,6 +102,7 @@ func (f *clientFlags) addServer(retryFor time.Duration, retryHelp string) {
 		server = defaultServer
 	}
 	f.StringVar(&f.server, "server", server, "where the server is, a `URL`; the environment variable CHRONOCAST_SERVER sets the default")
+	f.shown.flags(f.FlagSet)
 	f.DurationVar(&f.timeout, "timeout", 10*time.Second, "how long one request may take")
 	f.DurationVar(&f.retryFor, "retry-for", retryFor, retryHelp)
 }
@@ -132,6 +134,9 @@ func (f *clientFlags) parse(args []string, stdout io.Writer, min, max int) (rest
 		return nil, f.misused("STREAM is missing")
 	case len(rest) > max:
 		return nil, f.misused("unexpected argument %q; quote an argument that contains spaces", clean(rest[max]))
+	}
+	if len(rest) == 0 || min == 0 {
+		return rest, -1
 	}
 	if err := protocol.CheckStream(rest[0]); err != nil {
 		return nil, f.misused("a stream name is 1 to %d bytes of UTF-8 without control characters", protocol.MaxStreamBytes)
@@ -210,7 +215,11 @@ func (f *clientFlags) api() (*api, error) {
 	case f.retryFor < 0:
 		return nil, errors.New("--retry-for must not be negative")
 	}
-	return newAPI(base, f.timeout, f.retryFor, f.note), nil
+	a := newAPI(base, f.timeout, f.retryFor, f.note)
+	if a.authorization, err = f.shown.header(); err != nil {
+		return nil, err
+	}
+	return a, nil
 }
 
 // parseServer reads a server URL. The error never repeats a user name or

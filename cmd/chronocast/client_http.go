@@ -73,6 +73,8 @@ type api struct {
 	grace    time.Duration // an attempt under way may take this long after an interrupt
 	backoff  backoff
 	note     func(format string, args ...any)
+
+	authorization string // the header of that name, or ""
 }
 
 func newAPI(base *url.URL, timeout, retryFor time.Duration, note func(string, ...any)) *api {
@@ -240,6 +242,7 @@ func (a *api) once(ctx context.Context, c call, out any) (status int, wait time.
 		return 0, 0, fmt.Errorf("make request: %w", err)
 	}
 	req.Header.Set("User-Agent", "chronocast-cli")
+	setAuthorization(req.Header, a.authorization)
 	if len(c.body) > expectBytes {
 		req.Header.Set("Expect", "100-continue")
 	}

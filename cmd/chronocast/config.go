@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -28,6 +29,7 @@ type config struct {
 	LogLevel       string
 	Demo           bool
 	NewLife        bool
+	Security       security
 
 	Retain    history.Limits
 	Rules     []history.Rule
@@ -58,6 +60,7 @@ func defaults() config {
 		DatabaseWait: 30 * time.Second,
 		LogLevel:     "info",
 		Demo:         true,
+		Security:     defaultSecurity(),
 
 		Retain:    history.DefaultLimits,
 		KeyWindow: time.Hour,
@@ -84,7 +87,7 @@ func defaults() config {
 func (c *config) flags() *flag.FlagSet {
 	f := flag.NewFlagSet("serve", flag.ContinueOnError)
 	f.SetOutput(io.Discard)
-	f.StringVar(&c.Addr, "addr", c.Addr, "where to listen, `HOST:PORT`; this machine only, port 0 picks a free one")
+	f.StringVar(&c.Addr, "addr", c.Addr, "where to listen, `HOST:PORT`; this machine only unless there is a secret, port 0 picks a free one")
 	f.StringVar(&c.Database, "database", c.Database, "where the log is: sqlite:PATH, made when it is missing, or `postgres://USER@HOST/NAME`; put an address with a password into the environment variable, where ps does not show it")
 	f.StringVar(&c.ListenDatabase, "listen-database", c.ListenDatabase, "where to listen for other nodes, `postgres://…`: the same database without a pooler in between")
 	f.DurationVar(&c.DatabaseWait, "database-wait", c.DatabaseWait, "how long to wait at the start for a PostgreSQL that does not answer yet")
@@ -109,8 +112,9 @@ func (c *config) flags() *flag.FlagSet {
 	f.DurationVar(&c.WriteStall, "write-stall", c.WriteStall, "how long a client may take nothing before its connection is cut")
 	f.DurationVar(&c.ShutdownTimeout, "shutdown-timeout", c.ShutdownTimeout, "how long an orderly end may take")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "what is logged, a `LEVEL`: debug, info, warn or error")
-	f.BoolVar(&c.Demo, "demo", c.Demo, "serve the demo page at /; --demo=false serves none")
+	f.BoolVar(&c.Demo, "demo", c.Demo, "serve the demo page at /, unless there is a secret; --demo=false serves none")
 	f.BoolVar(&c.NewLife, "new-life", c.NewLife, "begin a new epoch, after the machine was set back to a snapshot")
+	c.Security.flags(f)
 	return f
 }
 
@@ -129,6 +133,9 @@ func parseConfig(args []string, environ func(string) (string, bool)) (config, er
 		if value, ok := environ(variable(fl.Name)); ok && err == nil {
 			if e := f.Set(fl.Name, value); e != nil {
 				err = fmt.Errorf("%s=%q: %w", variable(fl.Name), value, e)
+			}
+			if secret, ok := fl.Value.(*secretFlag); ok {
+				secret.environ = true
 			}
 		}
 	})
@@ -152,8 +159,15 @@ func parseConfig(args []string, environ func(string) (string, bool)) (config, er
 
 // Validate returns an error that names the field and its bound.
 func (c config) Validate() error {
-	if err := auth.Loopback(c.Addr); err != nil {
-		return fmt.Errorf("--addr %w", err)
+	if err := c.Security.check(); err != nil {
+		return err
+	}
+	if !c.Security.secured() {
+		if err := auth.Loopback(c.Addr); err != nil {
+			return fmt.Errorf("--addr %w", err)
+		}
+	} else if _, _, err := net.SplitHostPort(c.Addr); err != nil {
+		return fmt.Errorf("--addr %q is not HOST:PORT", c.Addr)
 	}
 	if err := c.checkDatabase(); err != nil {
 		return err
@@ -282,8 +296,9 @@ func (r *rules) Set(text string) error {
 
 const serveHelp = `Usage: chronocast serve [flags]
 
-Runs the server. It serves this machine only: everybody who reaches it may
-publish and read. Each flag can be given as an environment variable too, in
+Runs the server. Without a secret it serves this machine only: everybody who
+reaches it may publish and read. With one it serves any address, and whoever
+publishes or reads has to show that they may; docs/security.md tells how. Each flag can be given as an environment variable too, in
 capitals: --retain-age 1h is CHRONOCAST_RETAIN_AGE=1h. The flag wins.
 
 SIGINT or SIGTERM ends it in good order, a second one at once.
@@ -298,6 +313,7 @@ func printServeHelp(w io.Writer) {
 		"  chronocast serve\n"+
 		"  chronocast serve --addr 127.0.0.1:0 --database sqlite:/var/lib/chronocast/log.db\n"+
 		"  CHRONOCAST_DATABASE=postgres://chronocast:secret@db/app chronocast serve\n"+
+		"  CHRONOCAST_SECRET=… chronocast serve --addr :8080 --origins https://example.com\n"+
 		"  chronocast serve --retain-age 1h --retain 'audit/=unlimited' --retain 'llm/=age:10m,count:5000'\n"+
 		"\nExit codes:\n  0  ended in good order\n  1  failed; the reason is on standard error\n  2  called wrongly\n")
 }

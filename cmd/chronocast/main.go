@@ -25,6 +25,9 @@ func commands() []command {
 		{"publish", "broadcast to a stream", runPublish},
 		{"tail", "follow a stream", runTail},
 		{"history", "print what a stream has kept", runHistory},
+		{"sign", "sign the name of a stream", runSign},
+		{"token", "make a token for a client", runToken},
+		{"keys", "make a secret, or derive the publish key from it", runKeys},
 		{"migrate", "bring the schema of a PostgreSQL database up to date", runMigrate},
 		{"version", "print the version", runVersion},
 	}

@@ -48,6 +48,13 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 	if err != nil {
 		return err
 	}
+	authorizer, err := c.Security.authorizer(log)
+	if err != nil {
+		return err
+	}
+	if policy, ok := authorizer.(*auth.Policy); ok {
+		defer policy.Close()
+	}
 	// The address first: whoever starts a second server by mistake is told
 	// before anything is touched.
 	listener, err := listen(ctx, c.Addr)
@@ -62,7 +69,8 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 	defer func() { err = errors.Join(err, store.Close()) }()
 
 	fanout := hub.New(store, hub.Options{Shared: c.isPostgres(), Logger: log})
-	background, err := store.Background(fanout)
+	var srv *server.Server // there before the background runs
+	background, err := store.Background(fanout, func(text []byte) { srv.Announced(text) })
 	if err != nil {
 		return err
 	}
@@ -78,14 +86,15 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		pages[pattern] = client
 	}
 	front := []func(context.Context) error{}
-	if c.Demo {
+	if c.Demo && !c.Security.secured() {
 		d := demo.New(seq.Append, demo.Options{Logger: log})
 		pages["/"], pages["/demo/"] = d.Handler(), d.Handler()
 		front = append(front, d.Run)
 	}
-	srv := server.New(server.Options{
+	options := server.Options{
 		Hub:        fanout,
-		Authorizer: auth.Open{},
+		Authorizer: authorizer,
+		Announce:   store.Tell(),
 		Appender:   seq,
 		Ready:      store.Ready,
 		Pages:      pages,
@@ -106,7 +115,11 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		WriteStall:         c.WriteStall,
 		ShutdownTimeout:    c.ShutdownTimeout,
 		Log:                log,
-	})
+	}
+	if err := c.Security.apply(&options); err != nil {
+		return err
+	}
+	srv = server.New(options)
 	front = append(front, func(ctx context.Context) error {
 		select {
 		case <-seq.Ready(): // it would refuse the first requests

@@ -33,8 +33,11 @@ type storage interface {
 	history.Log
 	// Ready returns why broadcasts and history cannot be served now.
 	Ready(ctx context.Context) error
-	// Background returns what runs beside the hub, as long as it does.
-	Background(h *hub.Hub) ([]func(context.Context) error, error)
+	// Background returns what runs beside the hub, as long as it does. told is
+	// given what some node has told all of them.
+	Background(h *hub.Hub, told func(text []byte)) ([]func(context.Context) error, error)
+	// Tell tells all nodes; nil when there are no others. After Background.
+	Tell() func(ctx context.Context, text []byte) error
 	// Samples are its figures for /metrics.
 	Samples() []server.Sample
 	// String says where the log is, without secrets.
@@ -80,7 +83,9 @@ func (s sqliteStorage) Ready(ctx context.Context) error {
 	return err
 }
 
-func (s sqliteStorage) Background(*hub.Hub) ([]func(context.Context) error, error) {
+func (s sqliteStorage) Tell() func(context.Context, []byte) error { return nil }
+
+func (s sqliteStorage) Background(*hub.Hub, func([]byte)) ([]func(context.Context) error, error) {
 	return []func(context.Context) error{s.Run}, nil
 }
 
@@ -168,8 +173,10 @@ func (s *postgresStorage) Ready(ctx context.Context) error {
 	return err
 }
 
-func (s *postgresStorage) Background(h *hub.Hub) (_ []func(context.Context) error, err error) {
-	if s.bus, err = pgnotify.New(s.listen, s.Store, h, pgnotify.Options{Logger: s.root}); err != nil {
+func (s *postgresStorage) Tell() func(context.Context, []byte) error { return s.bus.Tell }
+
+func (s *postgresStorage) Background(h *hub.Hub, told func([]byte)) (_ []func(context.Context) error, err error) {
+	if s.bus, err = pgnotify.New(s.listen, s.Store, h, pgnotify.Options{Told: told, Logger: s.root}); err != nil {
 		return nil, err
 	}
 	return []func(context.Context) error{s.bus.Run, func(ctx context.Context) error { return s.watch(ctx, h) }}, nil

@@ -104,6 +104,7 @@ func parseTail(args []string, stdout, stderr io.Writer) (t *tailing, code int) {
 	t.stream, t.out = rest[0], newPrinter(stdout, *asJSON, rest[0])
 	t.ident = identifierOf(t.stream)
 	t.dial = newDialer(t.api.base, f.timeout)
+	t.dial.authorization = t.api.authorization
 	return t, -1
 }
 
@@ -439,8 +440,12 @@ func (t *tailing) failed(f *frame) error {
 		text = f.Reason
 	}
 	switch f.Reason {
-	case "store_unavailable", "not_subscribed":
+	case "store_unavailable", "authorizer_unavailable", "not_subscribed":
 		return fmt.Errorf("the server cannot serve the stream now: %s", clean(text))
+	}
+	if f.Command == "" {
+		t.flags.note("the server says: %s", clean(text))
+		return nil
 	}
 	return final("the server refuses %s: %s (%s)", clean(f.Command), clean(text), clean(f.Reason))
 }

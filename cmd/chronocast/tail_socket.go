@@ -32,6 +32,8 @@ type dialer struct {
 	url   string
 	host  string
 	stale time.Duration
+
+	authorization string // the header of that name, or ""
 }
 
 func newDialer(base *url.URL, timeout time.Duration) dialer {
@@ -56,7 +58,9 @@ func newDialer(base *url.URL, timeout time.Duration) dialer {
 
 // open connects. The error is final when connecting again would not help.
 func (d dialer) open(ctx context.Context) (*connection, error) {
-	ws, resp, err := d.ws.DialContext(ctx, d.url, http.Header{"User-Agent": {"chronocast-cli"}})
+	header := http.Header{"User-Agent": {"chronocast-cli"}}
+	setAuthorization(header, d.authorization)
+	ws, resp, err := d.ws.DialContext(ctx, d.url, header)
 	if err != nil && resp != nil && errors.Is(err, websocket.ErrBadHandshake) {
 		body, _ := io.ReadAll(resp.Body) // gorilla has kept the first kilobyte
 		refused := readServerError(resp.StatusCode, resp.Header, body)

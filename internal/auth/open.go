@@ -3,7 +3,6 @@ package auth
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -19,10 +18,6 @@ const (
 	ChannelPubSub = "$pubsub"
 	ChannelTurbo  = "Turbo::StreamsChannel"
 )
-
-// ErrForbidden: the request comes from where none may come from. It says why,
-// in words that may be shown to the client.
-var ErrForbidden = errors.New("auth: forbidden")
 
 // Open is the policy of a server without a secret: everybody on this machine
 // may do everything, nobody else anything. Streams are public and nothing is
@@ -53,25 +48,42 @@ func (Open) Admit(r *http.Request) error {
 	return nil
 }
 
-// Stream returns the stream an identifier leads to. The error is a
-// *protocol.CommandError when the subscription is refused for good.
-func (Open) Stream(_ context.Context, id protocol.Identifier) (string, error) {
-	refuse := func(reason, message string) (string, error) {
-		return "", &protocol.CommandError{Reason: reason, Message: message}
-	}
+// Subscribe returns the stream an identifier leads to. The error is a
+// *protocol.CommandError: the subscription is refused for good.
+func (Open) Subscribe(_ context.Context, _ *Identity, _ string, id protocol.Identifier) (Access, error) {
+	refuse := func(reason, message string) (Access, error) { return Access{}, reject(reason, message) }
 	switch {
 	case id.Channel != ChannelPubSub && id.Channel != ChannelTurbo:
-		return refuse("unknown_channel", "the channels are $pubsub and Turbo::StreamsChannel")
+		return refuse(ReasonUnknownChannel, "the channels are $pubsub and Turbo::StreamsChannel")
 	case id.SignedStreamName != "":
-		return refuse("unauthorized", "this server has no key to check signed stream names with")
+		return refuse(ReasonUnauthorized, "this server has no key to check signed stream names with")
 	case id.Channel == ChannelTurbo:
-		return refuse("unauthorized", "Turbo::StreamsChannel takes a signed_stream_name")
+		return refuse(ReasonUnauthorized, "Turbo::StreamsChannel takes a signed_stream_name")
 	}
 	if err := protocol.CheckStream(id.StreamName); err != nil {
-		return refuse("malformed", "stream_name must be 1 to 255 bytes of UTF-8 without control characters")
+		return refuse(ReasonMalformed, "stream_name must be 1 to 255 bytes of UTF-8 without control characters")
 	}
-	return id.StreamName, nil
+	return Access{Streams: []string{id.StreamName}}, nil
 }
+
+// Everybody who was admitted is nobody in particular and may do everything.
+
+func (Open) PagesPublish() bool                                                { return true }
+func (Open) Identify(*http.Request) (*Identity, error)                         { return nil, nil }
+func (Open) Read(context.Context, *Identity, string) error                     { return nil }
+func (Open) Publish(*Identity, string) error                                   { return nil }
+func (Open) Publisher(*Identity) error                                         { return nil }
+func (Open) Administer(*Identity) error                                        { return nil }
+func (Open) Metrics(*Identity) error                                           { return nil }
+func (Open) Connect(context.Context, *http.Request, string) (*Identity, error) { return nil, nil }
+
+// Present takes no token: there is no key to check one with.
+func (Open) Present(context.Context, *Identity, string) (*Identity, error) {
+	return nil, ErrUnauthorized
+}
+
+// Signed opens nothing: there is no key to check a name with.
+func (Open) Signed(*Identity, string) (Signed, error) { return Signed{}, ErrUnauthorized }
 
 // Loopback returns an error unless addr, a HOST:PORT to listen on, can be
 // reached from this machine only.
@@ -82,7 +94,7 @@ func Loopback(addr string) error {
 	}
 	if !loopbackName(host) {
 		return fmt.Errorf("%q can be reached from other machines, and without a secret everybody who reaches the server may publish and read: "+
-			"use 127.0.0.1, [::1] or localhost, and put a proxy that authenticates in front", addr)
+			"set CHRONOCAST_SECRET or --secret-file (chronocast keys new makes one), or use 127.0.0.1, [::1] or localhost", addr)
 	}
 	return nil
 }

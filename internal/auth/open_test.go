@@ -97,7 +97,8 @@ func TestOpen_StreamOfAnIdentifier(t *testing.T) {
 		{protocol.Identifier{}, "", "unknown_channel"},
 	}
 	for _, tt := range tests {
-		stream, err := Open{}.Stream(context.Background(), tt.id)
+		access, err := Open{}.Subscribe(context.Background(), nil, "", tt.id)
+		stream := strings.Join(access.Streams, " ")
 		var refusal *protocol.CommandError
 		switch {
 		case tt.reason == "" && (err != nil || stream != tt.stream):

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/chronocast/chronocast/internal/auth"
 	"github.com/chronocast/chronocast/protocol"
 )
 
@@ -43,7 +44,7 @@ func (s *Server) serveCable(w http.ResponseWriter, r *http.Request) {
 	var offered []string
 	for _, line := range r.Header.Values("Sec-WebSocket-Protocol") {
 		for name := range strings.SplitSeq(line, ",") {
-			if name = strings.TrimSpace(name); name != "" {
+			if name = strings.TrimSpace(name); name != "" && !strings.HasPrefix(name, auth.TokenSubprotocol) {
 				offered = append(offered, name)
 			}
 		}
@@ -55,6 +56,12 @@ func (s *Server) serveCable(w http.ResponseWriter, r *http.Request) {
 	}
 	if s.stopping() {
 		s.fail(w, r, &problem{status: http.StatusServiceUnavailable, code: "stopping", message: "the server is stopping", retry: true})
+		return
+	}
+	releaseConn(r) // the application may be asked
+	arrived, err := s.arrive(r, rand.Text(), codec)
+	if err != nil {
+		s.fail(w, r, err)
 		return
 	}
 	header := make(http.Header)
@@ -77,6 +84,7 @@ func (s *Server) serveCable(w http.ResponseWriter, r *http.Request) {
 		if hw.early {
 			s.metrics.refused("malformed")
 		}
+		s.door.leave(arrived.seat)
 		return
 	}
 	ws.SetReadLimit(int64(s.opts.MaxFrameBytes))
@@ -84,20 +92,21 @@ func (s *Server) serveCable(w http.ResponseWriter, r *http.Request) {
 		tuneSocket(tcp)
 	}
 	hw.conn.mute = true
-	s.start(ws, hw.raw, codec)
+	s.start(ws, hw.raw, codec, arrived)
 }
 
 // start makes a connection of a finished handshake.
-func (s *Server) start(ws *websocket.Conn, nc net.Conn, codec protocol.Codec) {
+func (s *Server) start(ws *websocket.Conn, nc net.Conn, codec protocol.Codec, arrived arrival) {
 	if !s.enter() {
+		s.door.leave(arrived.seat)
 		_ = nc.Close() // the client comes back by itself
 		return
 	}
-	c := &conn{srv: s, id: rand.Text(), codec: codec, ws: ws, nc: nc, done: make(chan struct{})}
+	c := &conn{srv: s, id: arrived.id, seat: arrived.seat, codec: codec, ws: ws, nc: nc, done: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	c.control()
 	c.sess = s.sessions.New(codec, c, c.id)
-	c.sess.Welcome(c.ctx) // first of all, before a ping can reach the connection
+	s.settle(c, arrived)
 	s.add(c)
 	go c.read()
 }

@@ -40,6 +40,7 @@ type conn struct {
 	nc    net.Conn        // writing only
 	sess  *session.Session
 	slot  int // of the ping wheel
+	seat  *seat
 
 	ctx    context.Context // of the connection's commands; ends when the connection begins to end
 	cancel context.CancelFunc

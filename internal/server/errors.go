@@ -42,7 +42,7 @@ var problems = []struct {
 	{auth.ErrForbidden, problem{status: http.StatusForbidden, code: "forbidden"}},
 	{protocol.ErrStreamName, problem{status: http.StatusBadRequest, code: "malformed", message: "a stream name is 1 to 255 bytes of UTF-8 without control characters"}},
 	{protocol.ErrTooManyBroadcasts, problem{status: http.StatusUnprocessableEntity, code: "too_many_broadcasts", message: "too many broadcasts in one request"}},
-	{protocol.ErrRemoteCommand, problem{status: http.StatusUnprocessableEntity, code: "unsupported", message: "remote commands are not supported"}},
+	{protocol.ErrRemoteCommand, *errRemoteCommand},
 	{protocol.ErrPayload, problem{status: http.StatusUnprocessableEntity, code: "bad_payload"}},
 	{protocol.ErrBroadcast, problem{status: http.StatusUnprocessableEntity, code: "bad_broadcast"}},
 	{sequencer.ErrKeyConflict, problem{status: http.StatusConflict, code: "key_conflict", message: "the idempotency key was used with another payload"}},
@@ -68,6 +68,9 @@ func problemOf(err error) *problem {
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
 		return refuse(http.StatusRequestEntityTooLarge, "too_large", "the body is larger than "+strconv.FormatInt(large.Limit, 10)+" bytes")
+	}
+	if p := authProblem(err); p != nil {
+		return p
 	}
 	for _, known := range problems {
 		if errors.Is(err, known.err) {
@@ -98,6 +101,9 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	s.metrics.refused(p.code)
 	if p.log {
 		s.log.Warn("request not served", zap.String("method", r.Method), zap.String("code", p.code), zap.Error(err))
+	}
+	if p.status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	if p.retry {
 		w.Header().Set("Retry-After", "1")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"mime"
 	"net/http"
 	"net/url"
@@ -11,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/chronocast/chronocast/internal/auth"
 	"github.com/chronocast/chronocast/protocol"
 	"github.com/chronocast/chronocast/sequencer"
 )
@@ -24,12 +26,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	h := w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")
-	if origin := r.Header.Get("Origin"); origin != "" {
-		// Admitted, so the page may read the answer as well.
-		h.Set("Access-Control-Allow-Origin", origin)
-		h.Set("Access-Control-Expose-Headers", "Retry-After")
-		h.Add("Vary", "Origin")
-	}
+	s.crossOrigin(h, r)
 	// The escaped path, so that a slash inside a stream's name is not taken
 	// for one between segments.
 	path := r.URL.EscapedPath()
@@ -42,6 +39,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if s.allow(w, r, http.MethodPost) {
 			s.serveBroadcast(w, r)
 		}
+	case "/disconnect":
+		if s.allow(w, r, http.MethodPost) {
+			s.serveDisconnect(w, r)
+		}
 	case "/healthz":
 		if s.allow(w, r, http.MethodGet, http.MethodHead) {
 			writeJSON(w, http.StatusOK, []byte(`{"status":"ok"}`))
@@ -52,9 +53,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	case "/metrics":
 		if s.allow(w, r, http.MethodGet, http.MethodHead) {
-			s.serveMetrics(w, r)
+			if _, ok := s.permit(w, r, s.opts.Authorizer.Metrics); ok {
+				s.serveMetrics(w, r)
+			}
 		}
 	default:
+		if rest, ok := strings.CutPrefix(path, "/signed/"); ok {
+			s.serveSigned(w, r, rest)
+			return
+		}
 		if rest, ok := strings.CutPrefix(path, "/streams/"); ok {
 			s.serveStream(w, r, rest)
 			return
@@ -93,7 +100,14 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, rest string
 		s.fail(w, r, protocol.ErrStreamName)
 		return
 	}
-	serve(w, r, name)
+	if _, ok := s.permit(w, r, func(who *auth.Identity) error {
+		if r.Method == http.MethodPost {
+			return s.opts.Authorizer.Publish(who, name)
+		}
+		return s.opts.Authorizer.Read(r.Context(), who, name)
+	}); ok {
+		serve(w, r, name)
+	}
 }
 
 var errNoPage = refuse(http.StatusNotFound, "not_found", "there is nothing at this address")
@@ -128,9 +142,7 @@ func (s *Server) allow(w http.ResponseWriter, r *http.Request, methods ...string
 		return false
 	}
 	if r.Header.Get("Origin") != "" {
-		w.Header().Set("Access-Control-Allow-Methods", allowed)
-		w.Header().Set("Access-Control-Allow-Headers", "Content-Type, Idempotency-Key")
-		w.Header().Set("Access-Control-Max-Age", "600")
+		s.preflight(w.Header(), methods)
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return false
@@ -180,6 +192,10 @@ func (s *Server) servePublish(w http.ResponseWriter, r *http.Request, stream str
 
 // serveBroadcast commits what AnyCable's publishers send, all of it or nothing.
 func (s *Server) serveBroadcast(w http.ResponseWriter, r *http.Request) {
+	who, ok := s.permit(w, r, s.opts.Authorizer.Publisher)
+	if !ok {
+		return
+	}
 	// Each item's key is the request's with its place behind it.
 	key, err := idempotencyKey(r, sequencer.MaxKeyBytes-len("#")-len(strconv.Itoa(s.opts.MaxBroadcastItems)))
 	if err != nil {
@@ -197,13 +213,21 @@ func (s *Server) serveBroadcast(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	items, err := protocol.DecodeBroadcasts(body, s.opts.MaxBroadcastItems)
+	if errors.Is(err, protocol.ErrRemoteCommand) {
+		s.serveRemoteCommand(w, r, who, body)
+		return
+	}
 	if err != nil {
 		s.fail(w, r, err)
 		return
 	}
 	request := make(sequencer.Request, len(items))
 	for i, item := range items {
-		if err := s.checkSize(item.Data); err != nil {
+		err := s.opts.Authorizer.Publish(who, item.Stream)
+		if err == nil {
+			err = s.checkSize(item.Data)
+		}
+		if err != nil {
 			s.fail(w, r, err)
 			return
 		}

@@ -15,19 +15,12 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/chronocast/chronocast/history"
+	"github.com/chronocast/chronocast/internal/auth"
 	"github.com/chronocast/chronocast/internal/hub"
 	"github.com/chronocast/chronocast/internal/session"
 	"github.com/chronocast/chronocast/protocol"
 	"github.com/chronocast/chronocast/sequencer"
 )
-
-// Authorizer decides who may come in and what they may subscribe to.
-type Authorizer interface {
-	session.Authorizer
-	// Admit returns an error that tells why r may not be served at all. It is
-	// asked for every request, whatever its path.
-	Admit(r *http.Request) error
-}
 
 // Appender commits broadcasts; a sequencer.Sequencer does.
 type Appender interface {
@@ -56,22 +49,31 @@ type Options struct {
 	Pages map[string]http.Handler
 	// Samples adds figures to /metrics.
 	Samples func() []Sample
+	// Announce tells the other nodes what their Announced is to be given; nil
+	// when there are none.
+	Announce func(ctx context.Context, text []byte) error
+	// Proxies are those whose X-Forwarded-For is believed.
+	Proxies auth.Proxies
 
-	MaxPayloadBytes    int           // of one broadcast; 1 MiB
-	MaxBroadcastBytes  int           // of the body of /broadcast; 8 MiB
-	MaxBroadcastItems  int           // in one body of /broadcast; 1,000
-	MaxFrameBytes      int           // of one frame from a client; 64 KiB
-	MaxIdentifierBytes int           // of a subscription identifier; 4 KiB
-	MaxSubscriptions   int           // of one connection; 1,000
-	MaxPage            int           // messages in one page of history; 10,000
-	MaxPageBytes       int           // payload bytes in one page of history; 4 MiB
-	QueueBytes         int           // waiting for one connection; 1 MiB
-	BodyBudget         int           // of all bodies being received; 64 MiB, and never less than one takes
-	CommandTimeout     time.Duration // for a client's command; 5 s
-	PublishTimeout     time.Duration // for a broadcast to be committed; 5 s
-	PingEvery          time.Duration // 3 s
-	WriteStall         time.Duration // without progress before a connection is cut; 10 s
-	ShutdownTimeout    time.Duration // for everything to end in good order; 10 s
+	MaxConnections        int           // 0 is no limit
+	MaxAddressConnections int           // of one address; 0 is no limit
+	MaxCommandRate        int           // of one connection, in a second; 1,000
+	FirstCommandTimeout   time.Duration // for the client to say something; 60 s, negative is no limit
+	MaxPayloadBytes       int           // of one broadcast; 1 MiB
+	MaxBroadcastBytes     int           // of the body of /broadcast; 8 MiB
+	MaxBroadcastItems     int           // in one body of /broadcast; 1,000
+	MaxFrameBytes         int           // of one frame from a client; 64 KiB
+	MaxIdentifierBytes    int           // of a subscription identifier; 4 KiB
+	MaxSubscriptions      int           // of one connection; 1,000
+	MaxPage               int           // messages in one page of history; 10,000
+	MaxPageBytes          int           // payload bytes in one page of history; 4 MiB
+	QueueBytes            int           // waiting for one connection; 1 MiB
+	BodyBudget            int           // of all bodies being received; 64 MiB, and never less than one takes
+	CommandTimeout        time.Duration // for a client's command; 5 s
+	PublishTimeout        time.Duration // for a broadcast to be committed; 5 s
+	PingEvery             time.Duration // 3 s
+	WriteStall            time.Duration // without progress before a connection is cut; 10 s
+	ShutdownTimeout       time.Duration // for everything to end in good order; 10 s
 
 	Log *zap.Logger // nil logs nothing
 }
@@ -95,6 +97,8 @@ func (o Options) withDefaults() Options {
 	orDefault(&o.QueueBytes, 1<<20)
 	orDefault(&o.BodyBudget, 64<<20)
 	o.BodyBudget = max(o.BodyBudget, o.MaxBroadcastBytes+1, o.MaxPayloadBytes+1) // see readBody
+	orDefault(&o.MaxCommandRate, 1000)
+	orDefault(&o.FirstCommandTimeout, 60*time.Second)
 	orDefault(&o.CommandTimeout, 5*time.Second)
 	orDefault(&o.PublishTimeout, 5*time.Second)
 	orDefault(&o.PingEvery, 3*time.Second)
@@ -118,6 +122,7 @@ type Server struct {
 	log      *zap.Logger
 	sessions *session.Factory
 	metrics  metrics
+	door     door
 
 	tasks   sync.WaitGroup // goroutines of connections
 	bodies  atomic.Int64   // bytes held of the bodies being received
@@ -135,11 +140,13 @@ type Server struct {
 func New(opts Options) *Server {
 	s := &Server{opts: opts.withDefaults(), conns: make(map[*conn]struct{})}
 	s.log = s.opts.Log.Named("server")
+	s.door = door{proxies: s.opts.Proxies, max: s.opts.MaxConnections, maxEach: s.opts.MaxAddressConnections, firstCommand: s.opts.FirstCommandTimeout}
 	s.sessions = session.NewFactory(session.Config{
 		Hub:                s.opts.Hub,
 		Authorizer:         s.opts.Authorizer,
 		MaxIdentifierBytes: s.opts.MaxIdentifierBytes,
 		MaxSubscriptions:   s.opts.MaxSubscriptions,
+		MaxCommandRate:     s.opts.MaxCommandRate,
 		CommandTimeout:     s.opts.CommandTimeout,
 		Refused:            s.metrics.refused,
 		Log:                s.log,
@@ -187,6 +194,7 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 		}
 	})
 	wg.Go(func() { s.pings(pings) })
+	wg.Go(func() { s.watch(pings) })
 
 	select {
 	case <-ctx.Done():
@@ -304,6 +312,7 @@ func (s *Server) add(c *conn) {
 // remove is the end of what enter and add began.
 func (s *Server) remove(c *conn) {
 	defer s.tasks.Done()
+	s.door.leave(c.seat)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)

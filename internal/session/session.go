@@ -17,17 +17,10 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/chronocast/chronocast/internal/auth"
 	"github.com/chronocast/chronocast/internal/hub"
 	"github.com/chronocast/chronocast/protocol"
 )
-
-// Authorizer decides which stream an identifier leads to.
-type Authorizer interface {
-	// Stream returns the stream, or a *protocol.CommandError when the
-	// subscription is refused for good. Any other error means that the
-	// question cannot be answered now.
-	Stream(ctx context.Context, id protocol.Identifier) (string, error)
-}
 
 // The reasons of a refusal, beside those the protocol package gives.
 const (
@@ -60,6 +53,7 @@ type Config struct {
 	MaxIdentifierBytes int           // 0 is 4 KiB
 	MaxSubscriptions   int           // of one session; 0 is 1,000
 	CommandTimeout     time.Duration // how long a command waits for the log; 0 is 5 s
+	MaxCommandRate     int           // commands in a second; 0 is no limit
 
 	// Refused, when not nil, is told the reason of every refusal.
 	Refused func(reason string)
@@ -107,8 +101,12 @@ type Session struct {
 	mistakes int
 	outage   uint64 // of the log, that the client was told of last; touched by Ping alone
 
-	mu   sync.Mutex // guards subs; never held across a call of the hub that waits
-	subs map[string]*subscription
+	access access
+	pace   pace // touched by Handle alone
+
+	mu      sync.Mutex // guards what follows; never held across a call of the hub that waits
+	subs    map[string]*subscription
+	streams int // that they lead to, each counted for each
 }
 
 type subscription struct {
@@ -117,6 +115,7 @@ type subscription struct {
 	told protocol.Position  // by confirmation or ping; touched by Ping alone
 	at   *protocol.Position // in the identifier
 	ran  request            // the last replay that began; touched by Handle alone
+	next *subscription      // with another stream that the identifier leads to, or nil
 }
 
 // Welcome greets the client. It comes before everything else.
@@ -129,7 +128,16 @@ func (s *Session) Welcome(ctx context.Context) {
 // The error is ErrMistakes, or that of ctx when it ended meanwhile; in both
 // cases nothing more should be handled.
 func (s *Session) Handle(ctx context.Context, frame []byte) error {
+	s.access.spoke.Store(true)
+	if err := s.wait(ctx); err != nil {
+		return err
+	}
+	s.access.turn.Lock()
+	defer s.access.turn.Unlock()
 	cmd, err := s.codec.Decode(frame)
+	if s.access.present != nil {
+		return s.greet(ctx, cmd)
+	}
 	if err != nil {
 		var bad *protocol.CommandError
 		if !errors.As(err, &bad) {
@@ -145,6 +153,8 @@ func (s *Session) Handle(ctx context.Context, frame []byte) error {
 		s.unsubscribe(ctx, cmd)
 	case "history":
 		return s.history(ctx, cmd)
+	case "token":
+		s.fail(ctx, cmd, ReasonUnsupported, "a token is shown before everything else, or with the request")
 	case "message", "whisper", "join", "leave":
 		// Clients of Action Cable wait for no answer to these, and a program
 		// written for another server may send them all day.
@@ -172,6 +182,9 @@ func (s *Session) Handle(ctx context.Context, frame []byte) error {
 // no later message would show the gap. While the log does not answer the client
 // is told so, once, before the ping.
 func (s *Session) Ping(unix int64) bool {
+	if s.access.waiting.Load() {
+		return true // it has not been welcomed
+	}
 	if s.codec.Level() < protocol.LevelChronocast {
 		return false
 	}
@@ -181,7 +194,12 @@ func (s *Session) Ping(unix int64) bool {
 		s.outage = now
 	}
 	s.mu.Lock()
-	subs := slices.Collect(maps.Values(s.subs))
+	subs := make([]*subscription, 0, s.streams)
+	for _, sub := range s.subs {
+		for ; sub != nil; sub = sub.next {
+			subs = append(subs, sub)
+		}
+	}
 	s.mu.Unlock()
 	// Two identifiers may lead to one stream; the frame has room for one.
 	moved := make(map[string]protocol.Position)
@@ -215,17 +233,17 @@ func (s *Session) Ping(unix int64) bool {
 func (s *Session) Subscriptions() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.subs)
+	return s.streams
 }
 
 // Close ends every subscription. Nothing is pushed after it returns.
 func (s *Session) Close() {
 	s.mu.Lock()
 	subs := s.subs
-	s.subs = nil
+	s.subs, s.streams = nil, 0
 	s.mu.Unlock()
 	for _, sub := range subs {
-		sub.Close()
+		sub.closeAll()
 	}
 }
 
@@ -254,7 +272,7 @@ func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
 
 	wait, cancel := context.WithTimeout(ctx, s.cfg.CommandTimeout)
 	defer cancel()
-	stream, err := s.cfg.Authorizer.Stream(wait, id)
+	access, err := s.cfg.Authorizer.Subscribe(wait, s.access.who, cmd.Identifier, id)
 	if err != nil {
 		var no *protocol.CommandError
 		if errors.As(err, &no) {
@@ -264,81 +282,82 @@ func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
 		s.unavailable(ctx, cmd, err)
 		return
 	}
-	addr := protocol.NewAddress(cmd.Identifier, stream)
-	live, span, err := s.cfg.Hub.Subscribe(wait, stream, addr, s.codec, s.sink)
+	if s.Subscriptions()+len(access.Streams) > s.cfg.MaxSubscriptions {
+		refuse(ReasonTooManySubscriptions)
+		return
+	}
+	first, heads, err := s.follow(wait, cmd.Identifier, access.Streams, id.At)
 	if err != nil {
 		s.unavailable(ctx, cmd, err)
 		return
 	}
-	sub := &subscription{Subscription: live, addr: addr, told: span.Head(), at: id.At}
-	s.mu.Lock()
-	s.subs[cmd.Identifier] = sub
-	s.mu.Unlock()
+	s.keep(cmd.Identifier, first, access)
 
 	// The subscription is registered and holding: whatever is committed from
 	// here on waits until the confirmation and the replay are queued.
-	s.push(ctx, s.codec.AppendConfirm(nil, cmd.Identifier, []protocol.StreamPosition{{Stream: stream, Position: span.Head()}}))
+	s.push(ctx, s.codec.AppendConfirm(nil, cmd.Identifier, heads))
 
 	var done []byte
 	if cmd.History != nil {
 		done = s.codec.AppendConfirmHistory(nil, cmd.Identifier)
 	}
-	req := sub.request(cmd.History, id.At)
-	began, err := s.replay(ctx, wait, sub, req, done)
-	if err != nil {
-		// A subscription that went on without its replay would hide from a
-		// client that tries again that it misses something.
-		s.mu.Lock()
-		delete(s.subs, cmd.Identifier)
-		s.mu.Unlock()
-		sub.Close()
-		s.unavailable(ctx, cmd, err)
-		return
+	for sub := first; sub != nil; sub = sub.next {
+		req := sub.request(cmd.History, sub.at)
+		began, err := s.replay(ctx, wait, sub, req, done)
+		if err != nil {
+			// A subscription that went on without its replay would hide from a
+			// client that tries again that it misses something.
+			s.drop(cmd.Identifier).closeAll()
+			s.unavailable(ctx, cmd, err)
+			return
+		}
+		if began {
+			sub.ran = req
+			continue
+		}
+		sub.Live()
 	}
-	if began {
-		sub.ran = req
-		return
-	}
-	sub.Live()
 }
 
 // repeat answers a subscribe for what is subscribed already. The Rails client
 // sends one every 500 ms until it is confirmed. What was replayed for the one
 // before is not replayed again; what was not, must be.
-func (s *Session) repeat(ctx context.Context, cmd protocol.Command, sub *subscription) {
-	s.tell(ctx, sub, func(sent protocol.Position) []byte {
-		return s.codec.AppendConfirm(nil, cmd.Identifier, []protocol.StreamPosition{{Stream: sub.addr.Stream, Position: sent}})
-	})
+func (s *Session) repeat(ctx context.Context, cmd protocol.Command, first *subscription) {
+	for sub := first; sub != nil; sub = sub.next {
+		s.tell(ctx, sub, func(sent protocol.Position) []byte {
+			return s.codec.AppendConfirm(nil, cmd.Identifier, []protocol.StreamPosition{{Stream: sub.addr.Stream, Position: sent}})
+		})
+	}
 	if cmd.History == nil {
 		return
 	}
 	wait, cancel := context.WithTimeout(ctx, s.cfg.CommandTimeout)
 	defer cancel()
-	req := sub.request(cmd.History, sub.at)
-	again := req
-	if req == sub.ran {
-		again = request{}
-	}
-	began, err := s.replay(ctx, wait, sub, again, s.codec.AppendConfirmHistory(nil, cmd.Identifier))
-	if err != nil {
-		cmd.Name = "history" // the subscription stays
-		s.unavailable(ctx, cmd, err)
-	}
-	if began {
-		sub.ran = req
+	for sub := first; sub != nil; sub = sub.next {
+		req := sub.request(cmd.History, sub.at)
+		again := req
+		if req == sub.ran {
+			again = request{}
+		}
+		began, err := s.replay(ctx, wait, sub, again, s.codec.AppendConfirmHistory(nil, cmd.Identifier))
+		if err != nil {
+			cmd.Name = "history" // the subscription stays
+			s.unavailable(ctx, cmd, err)
+			return
+		}
+		if began {
+			sub.ran = req
+		}
 	}
 }
 
 func (s *Session) unsubscribe(ctx context.Context, cmd protocol.Command) {
-	s.mu.Lock()
-	sub := s.subs[cmd.Identifier]
-	delete(s.subs, cmd.Identifier)
-	s.mu.Unlock()
+	sub := s.drop(cmd.Identifier)
 	if sub == nil {
 		s.fail(ctx, cmd, ReasonNotSubscribed, "there is no subscription with this identifier")
 		return
 	}
-	sub.Close()
+	sub.closeAll()
 }
 
 func (s *Session) history(ctx context.Context, cmd protocol.Command) error {
@@ -347,16 +366,19 @@ func (s *Session) history(ctx context.Context, cmd protocol.Command) error {
 			Reason: ReasonUnknownCommand, Message: "history needs another subprotocol", Command: cmd.Name, Identifier: cmd.Identifier,
 		})
 	}
-	sub := s.find(cmd.Identifier)
-	if sub == nil {
+	first := s.find(cmd.Identifier)
+	if first == nil {
 		s.fail(ctx, cmd, ReasonNotSubscribed, "there is no subscription with this identifier")
 		return ctx.Err()
 	}
 	wait, cancel := context.WithTimeout(ctx, s.cfg.CommandTimeout)
 	defer cancel()
 	done := s.codec.AppendConfirmHistory(nil, cmd.Identifier)
-	if _, err := s.replay(ctx, wait, sub, sub.request(cmd.History, nil), done); err != nil {
-		s.unavailable(ctx, cmd, err)
+	for sub := first; sub != nil; sub = sub.next {
+		if _, err := s.replay(ctx, wait, sub, sub.request(cmd.History, nil), done); err != nil {
+			s.unavailable(ctx, cmd, err)
+			break
+		}
 	}
 	return ctx.Err()
 }
@@ -426,19 +448,24 @@ func (s *Session) reset(ctx context.Context, sub *subscription, reason protocol.
 	})
 }
 
-// unavailable answers a command that the log gave no answer to. A stock client
-// takes a rejection for final, so it is sent away to come back instead.
+// unavailable answers a command that the log, or the application that permits
+// it, gave no answer to. A stock client takes a rejection for final, so it is
+// sent away to come back instead.
 func (s *Session) unavailable(ctx context.Context, cmd protocol.Command, err error) {
 	if ctx.Err() != nil {
 		return
 	}
 	s.cfg.Log.Warn("command not served", zap.String("conn", s.id), zap.String("command", cmd.Name), zap.Error(err))
-	s.cfg.Refused(ReasonStoreUnavailable)
+	reason, message := ReasonStoreUnavailable, "the database does not answer in time, try again"
+	if errors.Is(err, auth.ErrUnavailable) {
+		reason, message = auth.ReasonAuthorizerUnavailable, "the application does not say in time whether this is allowed, try again"
+	}
+	s.cfg.Refused(reason)
 	if s.codec.Level() < protocol.LevelChronocast {
 		s.sink.Cut(protocol.DisconnectServerRestart)
 		return
 	}
-	s.push(ctx, s.codec.AppendError(nil, cmd.Name, cmd.Identifier, ReasonStoreUnavailable, "the database does not answer in time, try again"))
+	s.push(ctx, s.codec.AppendError(nil, cmd.Name, cmd.Identifier, reason, message))
 }
 
 // fail answers a well-formed command that cannot be served, where the level

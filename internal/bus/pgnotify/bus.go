@@ -60,6 +60,9 @@ type Options struct {
 	Poll time.Duration
 	// Retry is how often listening is tried again meanwhile. Default 10 s.
 	Retry time.Duration
+	// Told is given what a node tells all of them with [Bus.Tell]; it must not
+	// wait. May be nil.
+	Told func(text []byte)
 	// Logger may be nil.
 	Logger *zap.Logger
 }
@@ -72,6 +75,9 @@ func (o Options) withDefaults() Options {
 		if *f.field <= 0 {
 			*f.field = f.value
 		}
+	}
+	if o.Told == nil {
+		o.Told = func([]byte) {}
 	}
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()

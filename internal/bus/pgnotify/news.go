@@ -22,6 +22,7 @@ const (
 //	beat NODE              it listens still
 //	NODE ID:LAST,ID:LAST   it has committed up to these offsets of these channels
 //	NODE *                 it has committed more than fits: look
+//	tell TEXT              for whoever runs the nodes
 //	sql ID:LAST            an application has, from SQL
 func (b *Bus) take(ctx context.Context, n *pgconn.Notification) (own bool) {
 	from, rest, _ := strings.Cut(n.Payload, " ")
@@ -34,6 +35,8 @@ func (b *Bus) take(ctx context.Context, n *pgconn.Notification) (own bool) {
 			b.others[rest] = time.Now()
 			b.store.Ring(true)
 		}
+	case from == told:
+		b.opts.Told([]byte(rest))
 	case from == b.node: // the hub has our own commits already
 	case rest == "*":
 		b.news.Add(1)
