@@ -22,8 +22,9 @@ type railsApp struct {
 	out  *tailBuffer
 }
 
-// rails serves the application whose config.ru is given and waits until it answers.
-func rails(t testing.TB, rackup string, env ...string) *railsApp {
+// rails serves the application whose config.ru is given, and waits until it
+// answers. Its processes run in dir.
+func rails(t testing.TB, dir, rackup string, env ...string) *railsApp {
 	t.Helper()
 	rackup, err := filepath.Abs(rackup)
 	if err != nil {
@@ -34,7 +35,7 @@ func rails(t testing.TB, rackup string, env ...string) *railsApp {
 		t.Fatal(err)
 	}
 	a := &railsApp{
-		t: t, addr: freePort(t), dir: filepath.Dir(rackup), out: &tailBuffer{keep: 64 << 10},
+		t: t, addr: freePort(t), dir: dir, out: &tailBuffer{keep: 64 << 10},
 		env: append(append(os.Environ(), "LOG_LEVEL=warn", "TURBO_JS="+turbo, "RAILS_ENV=development"), env...),
 	}
 	cmd := exec.Command("puma", "--quiet", "-b", "tcp://"+a.addr, "-t", "1:5", rackup)

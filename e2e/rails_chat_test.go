@@ -21,14 +21,28 @@ type chat struct {
 	url string
 }
 
-func newChat(t testing.TB, flags ...string) *chat {
+func newChat(t testing.TB) *chat {
+	t.Helper()
+	return openChat(t, nil)
+}
+
+// newSecuredChat is newChat with a secret on both sides: stream names are
+// signed, and publishing takes the key.
+func newSecuredChat(t testing.TB) *chat {
+	t.Helper()
+	const secret, base = "a secret of the tests, thirty-two bytes", "a secret_key_base of the tests, which is rather longer than that"
+	return openChat(t, []string{"CHRONOCAST_SECRET=" + secret, "SECRET_KEY_BASE=" + base},
+		"--secret", secret, "--secret-key-base", base)
+}
+
+func openChat(t testing.TB, env []string, flags ...string) *chat {
 	t.Helper()
 	c := &chat{url: pgtest.Database(t), s: unstartedServer(t, append(flags, "--retain-count", "100000")...)}
 	c.s.db = c.url
 	c.s.start()
 	c.px = newProxy(t, c.s.addr)
-	c.railsApp = rails(t, "../examples/rails-chat/config.ru",
-		"DATABASE_URL="+c.url, "CHRONOCAST_URL="+c.s.url(""), "CABLE_URL="+c.px.ws(), "SHOWN=100000")
+	c.railsApp = rails(t, "../examples/rails-chat", "js/rails_stock.ru",
+		append(env, "DATABASE_URL="+c.url, "CHRONOCAST_URL="+c.s.url(""), "CABLE_URL="+c.px.ws(), "SHOWN=100000")...)
 	return c
 }
 
