@@ -14,7 +14,7 @@ const INTERNAL = [
   'again', 'asked', 'closed', 'connection', 'doubt', 'down', 'effects', 'emit', 'emitter', 'floor', 'flush',
   'fromStart', 'full', 'gate', 'handed', 'handle', 'handles', 'head', 'heads', 'held', 'hooks', 'host', 'idle',
   'listener', 'loops', 'mark', 'newer', 'options', 'passed', 'paused', 'queue', 'receive', 'renew', 'repause',
-  'request', 'restart', 'since', 'step', 'subscription', 'taken', 'tries', 'wake',
+  'request', 'restart', 'since', 'step', 'stop', 'subscription', 'taken', 'tries', 'up', 'wake',
 ]
 
 /** Where each bundle begins. */

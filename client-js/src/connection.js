@@ -58,10 +58,8 @@ export class Connection {
   /** when the last frame came */
   #heard = 0
   #suspect = false
-  /** @type {string | null | undefined} */
+  /** @type {string | null | undefined} kept until it has expired or an attempt with it has failed */
   #token
-  /** the server has welcomed us with the token, and not said that it has expired */
-  #taken = false
   /** @type {(() => void) | null} */
   #unwatch = null
 
@@ -115,10 +113,8 @@ export class Connection {
   async #open(life) {
     try {
       const { token: ask, WebSocket } = this.options
-      const token = this.#taken ? this.#token : typeof ask === 'function' ? await ask() : ask
+      const token = this.#token ?? (typeof ask === 'function' ? await ask() : ask)
       if (life !== this.#life) return
-      // A page is not told why an attempt fails: until a welcome it may be for the token.
-      this.#taken = false
       this.#token = token
       const url = new URL(this.url)
       if (token) url.searchParams.set('token', token)
@@ -151,7 +147,6 @@ export class Connection {
     }
     if (frame?.type === 'disconnect') return this.#dismissed(frame)
     if (frame?.type === 'welcome') {
-      this.#taken = true
       const life = this.#life
       this.#watch(WATCH_INTERVAL)
       this.#enter('connected')
@@ -166,7 +161,7 @@ export class Connection {
   /** @param {{ reason: string, reconnect?: boolean }} frame */
   #dismissed({ reason, reconnect }) {
     const renewable = reason === 'token_expired' && typeof this.options.token === 'function'
-    if (renewable) this.#taken = false
+    if (renewable) this.#token = null
     if (reconnect === false && !renewable) {
       return this.#end(new ChronocastError('disconnected', `the server sends us away: ${reason}`, reason))
     }
@@ -233,6 +228,7 @@ export class Connection {
     }
     this.state = state
     if (was === 'connected') this.hooks.down()
+    else this.#token = null // a page is not told why an attempt fails: it may be for the token
     if (was !== state && life === this.#life) this.hooks.state(state)
   }
 

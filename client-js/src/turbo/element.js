@@ -67,8 +67,10 @@ export class ChronocastStreamSource extends Base {
 
   connectedCallback() {
     const { target } = this
+    if (this.#source) return
+    this.#bare()
     // A preview is on show until the real page is there, which has an element of its own.
-    if (!target || this.#source || document.documentElement.hasAttribute('data-turbo-preview')) return
+    if (!target || document.documentElement.hasAttribute('data-turbo-preview')) return
     this.#source = sourceOf(target)
     this.#source.join(this, this.#said)
   }
@@ -76,6 +78,11 @@ export class ChronocastStreamSource extends Base {
   disconnectedCallback() {
     this.#source?.leave(this)
     this.#source = null
+    this.#bare()
+  }
+
+  /** bare takes off what was true of another time: a snapshot of a page has it too. */
+  #bare() {
     this.removeAttribute('connected')
     this.removeAttribute('state')
   }
