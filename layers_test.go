@@ -31,9 +31,11 @@ var layers = map[string][]string{
 	"internal/hub/hubtest":     {"protocol", "history", "internal/hub"},
 	"internal/auth":            {"protocol"},
 	"internal/session":         {"protocol", "history", "internal/hub", "internal/auth"},
+	"internal/socket":          {},
+	"internal/load":            {},
 	"internal/demo":            {"protocol", "sequencer"},
 	"internal/server": {"protocol", "sequencer", "history", "internal/hub", "internal/auth",
-		"internal/session"},
+		"internal/session", "internal/socket"},
 	"e2e": {},
 }
 

@@ -49,9 +49,9 @@ type Address struct {
 }
 
 // Codec encodes replies and decodes commands for one subprotocol. Codecs are
-// stateless and safe for concurrent use. Every Append method appends one whole
-// frame (the text of one WebSocket message) to dst and returns the extended
-// slice.
+// stateless and safe for concurrent use. Every Append method appends the text of
+// one frame to dst and returns the extended slice; [AppendTextFrame] makes it
+// ready for the wire.
 type Codec interface {
 	// Name is the subprotocol's name as it is negotiated.
 	Name() string
@@ -83,8 +83,11 @@ type Codec interface {
 	AppendReset(dst []byte, a *Address, reason Reason, span Span) []byte
 	AppendError(dst []byte, command, identifier, reason, message string) []byte
 
-	// Frames encodes consecutive messages as one or more frames, in order, and
-	// appends them to dst. replay marks messages read back from history. Each
-	// frame is memory of its own and may be kept and shared.
+	// Frames encodes consecutive messages, in order, and appends them to dst.
+	// What it appends is ready for the wire: each element is one or more whole
+	// WebSocket text frames, headers included, as many together as
+	// [MaxRunBytes] and [MaxFrameBytes] allow. replay marks messages read back from history.
+	// Each element is memory of its own and may be kept and shared; payloads
+	// are copied once.
 	Frames(dst [][]byte, a *Address, epoch Epoch, msgs []Message, replay bool) [][]byte
 }

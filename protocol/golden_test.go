@@ -23,7 +23,7 @@ func TestCodecs_GoldenFrames(t *testing.T) {
 		t.Run(c.Name(), func(t *testing.T) {
 			var file bytes.Buffer
 			file.WriteString("{\n")
-			cases := goldenCases(c)
+			cases := goldenCases(t, c)
 			for i, tc := range cases {
 				fmt.Fprintf(&file, "%q: %s", tc.name, goldenText(tc.frames))
 				if i < len(cases)-1 {
@@ -86,11 +86,11 @@ type goldenCase struct {
 	frames [][]byte
 }
 
-func goldenCases(c Codec) []goldenCase {
+func goldenCases(t *testing.T, c Codec) []goldenCase {
 	var cases []goldenCase
 	frame := func(name string, f []byte) { cases = append(cases, goldenCase{name, [][]byte{f}}) }
 	frames := func(name string, a *Address, replay bool, msgs ...Message) {
-		cases = append(cases, goldenCase{name, c.Frames(nil, a, testEpoch, msgs, replay)})
+		cases = append(cases, goldenCase{name, texts(t, c.Frames(nil, a, testEpoch, msgs, replay))})
 	}
 	at := func(stream string, offset uint64) StreamPosition {
 		return StreamPosition{stream, Position{testEpoch, offset}}

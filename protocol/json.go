@@ -5,9 +5,12 @@ import (
 	"strconv"
 )
 
-// MaxFrameBytes is about how large a frame of several messages may grow. A
-// message larger than that goes in a frame of its own.
-const MaxFrameBytes = 256 << 10
+// Bounds of what messages are put together to. A message larger than that goes
+// alone.
+const (
+	MaxFrameBytes = 256 << 10 // a frame of several messages
+	MaxRunBytes   = 64 << 10  // frames in one piece: a ping can only go between pieces
+)
 
 // jsonCodec speaks JSON at one level. Frames are appended piece by piece:
 // payloads, identifiers and stream names are copied, never encoded again.
@@ -213,57 +216,70 @@ const (
 )
 
 func (c *jsonCodec) Frames(dst [][]byte, a *Address, epoch Epoch, msgs []Message, replay bool) [][]byte {
-	if c.level < LevelChronocast {
-		dst = slices.Grow(dst, len(msgs))
-		for i := range msgs {
-			dst = append(dst, one(a, epoch, &msgs[i]))
-		}
-		return dst
-	}
-	head := len(manyHead) + len(a.identifierJSON) + len(oneStream) + len(a.streamJSON) +
-		len(oneEpoch) + digits(uint64(epoch)) + len(manyLive) + len(`]}`)
-	if replay {
-		head += len(manyReplay) - len(manyLive)
-	}
 	for len(msgs) > 0 {
-		n, size := 1, head+manySize(&msgs[0])
-		for ; n < len(msgs); n++ {
-			next := size + len(`,`) + manySize(&msgs[n])
-			if next > MaxFrameBytes {
-				break
-			}
-			size = next
-		}
-		if n == 1 && !replay {
-			dst = append(dst, one(a, epoch, &msgs[0]))
+		var wire []byte
+		var n int
+		if c.level < LevelChronocast {
+			wire, n = ones(a, epoch, msgs)
 		} else {
-			dst = append(dst, many(a, epoch, msgs[:n], replay, size))
+			wire, n = many(a, epoch, msgs, replay)
 		}
-		msgs = msgs[n:]
+		dst, msgs = append(dst, wire), msgs[n:]
 	}
 	return dst
 }
 
-// one returns the frame of a single message, in memory of exactly its size.
-func one(a *Address, epoch Epoch, m *Message) []byte {
-	b := make([]byte, 0, len(oneHead)+len(a.identifierJSON)+len(oneMessage)+len(m.Data)+len(oneStream)+len(a.streamJSON)+
-		len(oneEpoch)+digits(uint64(epoch))+len(oneOffset)+digits(m.Offset)+1)
-	b = append(b, oneHead...)
-	b = append(b, a.identifierJSON...)
-	b = append(b, oneMessage...)
-	b = append(b, m.Data...)
-	b = append(b, oneStream...)
-	b = append(b, a.streamJSON...)
-	b = append(b, oneEpoch...)
-	b = strconv.AppendInt(b, int64(epoch), 10)
-	b = append(b, oneOffset...)
-	b = strconv.AppendUint(b, m.Offset, 10)
-	return append(b, '}')
+// ones returns a frame for each of the first n messages, in memory of exactly
+// their size.
+func ones(a *Address, epoch Epoch, msgs []Message) (wire []byte, n int) {
+	single := len(oneHead) + len(a.identifierJSON) + len(oneMessage) + len(oneStream) + len(a.streamJSON) +
+		len(oneEpoch) + digits(uint64(epoch)) + len(oneOffset) + len(`}`)
+	size := 0
+	for n < len(msgs) {
+		next := size + frameSize(single+oneSize(&msgs[n]))
+		if n > 0 && next > MaxRunBytes {
+			break
+		}
+		size, n = next, n+1
+	}
+	b := make([]byte, 0, size)
+	for i := range msgs[:n] {
+		m := &msgs[i]
+		b = appendHeader(b, single+oneSize(m))
+		b = append(b, oneHead...)
+		b = append(b, a.identifierJSON...)
+		b = append(b, oneMessage...)
+		b = append(b, m.Data...)
+		b = append(b, oneStream...)
+		b = append(b, a.streamJSON...)
+		b = append(b, oneEpoch...)
+		b = strconv.AppendInt(b, int64(epoch), 10)
+		b = append(b, oneOffset...)
+		b = strconv.AppendUint(b, m.Offset, 10)
+		b = append(b, '}')
+	}
+	return b, n
 }
 
-// many returns one frame of several messages, in memory of exactly its size.
-func many(a *Address, epoch Epoch, msgs []Message, replay bool, size int) []byte {
-	b := make([]byte, 0, size)
+// many returns one frame of the first n messages, in memory of exactly its
+// size. A live one that would hold a single message is a frame of its own.
+func many(a *Address, epoch Epoch, msgs []Message, replay bool) (wire []byte, n int) {
+	size := len(manyHead) + len(a.identifierJSON) + len(oneStream) + len(a.streamJSON) +
+		len(oneEpoch) + digits(uint64(epoch)) + len(manyLive) + len(`]}`) - len(`,`)
+	if replay {
+		size += len(manyReplay) - len(manyLive)
+	}
+	for n < len(msgs) {
+		next := size + len(`,`) + manySize(&msgs[n])
+		if n > 0 && frameSize(next) > MaxFrameBytes {
+			break
+		}
+		size, n = next, n+1
+	}
+	if n == 1 && !replay {
+		return ones(a, epoch, msgs[:1])
+	}
+	b := appendHeader(make([]byte, 0, frameSize(size)), size)
 	b = append(b, manyHead...)
 	b = append(b, a.identifierJSON...)
 	b = append(b, oneStream...)
@@ -275,7 +291,7 @@ func many(a *Address, epoch Epoch, msgs []Message, replay bool, size int) []byte
 	} else {
 		b = append(b, manyLive...)
 	}
-	for i := range msgs {
+	for i := range msgs[:n] {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -285,8 +301,14 @@ func many(a *Address, epoch Epoch, msgs []Message, replay bool, size int) []byte
 		b = append(b, msgs[i].Data...)
 		b = append(b, '}')
 	}
-	return append(b, `]}`...)
+	return append(b, `]}`...), n
 }
+
+// frameSize is what a text takes as a frame.
+func frameSize(text int) int { return headerSize(text) + text }
+
+// oneSize is what a message takes in a frame of its own.
+func oneSize(m *Message) int { return len(m.Data) + digits(m.Offset) }
 
 // manySize is what a message takes in a frame of several.
 func manySize(m *Message) int {

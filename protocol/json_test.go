@@ -27,12 +27,28 @@ type received struct {
 	data                      string
 }
 
+// texts returns the texts of frames as they come out of a WebSocket.
+func texts(t testing.TB, wire [][]byte) [][]byte {
+	t.Helper()
+	var all [][]byte
+	for _, w := range wire {
+		for len(w) > 0 {
+			text, rest, ok := CutTextFrame(w)
+			if !ok {
+				t.Fatalf("no frame: %.80q", w)
+			}
+			all, w = append(all, text), rest
+		}
+	}
+	return all
+}
+
 // readFrames reads message frames the way a client does, by encoding/json, and
 // keeps the payload's bytes.
-func readFrames(t testing.TB, frames [][]byte) []received {
+func readFrames(t testing.TB, wire [][]byte) []received {
 	t.Helper()
 	var all []received
-	for _, frame := range frames {
+	for _, frame := range texts(t, wire) {
 		var f struct {
 			Type       string          `json:"type"`
 			Identifier string          `json:"identifier"`
@@ -107,8 +123,8 @@ func TestFrames_PlainAndExtendedAreTheSame(t *testing.T) {
 	if !slices.EqualFunc(ext, plain, bytes.Equal) {
 		t.Errorf("%s\n%s", ext, plain)
 	}
-	if len(ext) != len(msgs) {
-		t.Errorf("%d frames for %d messages", len(ext), len(msgs))
+	if n := len(texts(t, ext)); n != len(msgs) || len(ext) != 1 {
+		t.Errorf("%d frames in %d pieces for %d messages", n, len(ext), len(msgs))
 	}
 }
 
@@ -224,7 +240,7 @@ func TestB124_Identifier_IsEchoedByteForByte(t *testing.T) {
 				}
 				a := NewAddress(cmd.Identifier, testStream)
 				frames := c.Frames(nil, a, testEpoch, []Message{{Offset: 1, Data: []byte("1")}, {Offset: 2, Data: []byte("2")}}, true)
-				frames = append(frames,
+				frames = append(texts(t, frames),
 					c.AppendConfirm(nil, cmd.Identifier, nil), c.AppendReject(nil, cmd.Identifier, "r"),
 					c.AppendConfirmHistory(nil, cmd.Identifier), c.AppendRejectHistory(nil, cmd.Identifier, "r", Span{}),
 					c.AppendPresenceError(nil, cmd.Identifier),

@@ -74,7 +74,7 @@ func TestB116_OffsetsEndWhereJavaScriptCountsExactly(t *testing.T) {
 		_, err = codec.Decode([]byte(`{"command":"history","identifier":"{}","history":{"streams":{"s":{"epoch":"7","offset":` + offset + `}}}}`))
 		check("Decode", err)
 	}
-	frame := codec.Frames(nil, NewAddress("{}", "s"), math.MaxInt64, []Message{{Offset: MaxOffset, Data: []byte("0")}}, false)[0]
+	frame := texts(t, codec.Frames(nil, NewAddress("{}", "s"), math.MaxInt64, []Message{{Offset: MaxOffset, Data: []byte("0")}}, false))[0]
 	if !strings.HasSuffix(string(frame), `"epoch":"9223372036854775807","offset":`+last+`}`) {
 		t.Errorf("frame %s", frame)
 	}

@@ -110,6 +110,24 @@ func (f *clientFlags) addServer(retryFor time.Duration, retryHelp string) {
 // parse reads args and returns the arguments that are no flags. A non-negative
 // code means that the command is over: help was printed, or an error.
 func (f *clientFlags) parse(args []string, stdout io.Writer, min, max int) (rest []string, code int) {
+	if rest, code = f.parseArgs(args, stdout); code >= 0 {
+		return nil, code
+	}
+	switch {
+	case len(rest) < min:
+		return nil, f.misused("STREAM is missing")
+	case len(rest) > max:
+		return nil, f.misused("unexpected argument %q; quote an argument that contains spaces", clean(rest[max]))
+	}
+	if err := protocol.CheckStream(rest[0]); err != nil {
+		return nil, f.misused("a stream name is 1 to %d bytes of UTF-8 without control characters", protocol.MaxStreamBytes)
+	}
+	return rest, -1
+}
+
+// parseArgs is parse for a command whose arguments are no streams: it reads the
+// flags and returns everything else.
+func (f *clientFlags) parseArgs(args []string, stdout io.Writer) (rest []string, code int) {
 	for {
 		if err := f.FlagSet.Parse(args); errors.Is(err, flag.ErrHelp) {
 			f.SetOutput(stdout)
@@ -128,18 +146,6 @@ func (f *clientFlags) parse(args []string, stdout io.Writer, min, max int) (rest
 		}
 		rest = append(rest, left[0])
 		args = left[1:]
-	}
-	switch {
-	case len(rest) < min:
-		return nil, f.misused("STREAM is missing")
-	case len(rest) > max:
-		return nil, f.misused("unexpected argument %q; quote an argument that contains spaces", clean(rest[max]))
-	}
-	if len(rest) == 0 || min == 0 {
-		return rest, -1
-	}
-	if err := protocol.CheckStream(rest[0]); err != nil {
-		return nil, f.misused("a stream name is 1 to %d bytes of UTF-8 without control characters", protocol.MaxStreamBytes)
 	}
 	return rest, -1
 }

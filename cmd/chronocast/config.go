@@ -28,6 +28,8 @@ type config struct {
 	LifeFile       string
 	LogLevel       string
 	Demo           bool
+	Pprof          string
+	Transport      string
 	NewLife        bool
 	Security       security
 
@@ -61,6 +63,7 @@ func defaults() config {
 		LogLevel:     "info",
 		Demo:         true,
 		Security:     defaultSecurity(),
+		Transport:    "auto",
 
 		Retain:    history.DefaultLimits,
 		KeyWindow: time.Hour,
@@ -113,6 +116,8 @@ func (c *config) flags() *flag.FlagSet {
 	f.DurationVar(&c.ShutdownTimeout, "shutdown-timeout", c.ShutdownTimeout, "how long an orderly end may take")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "what is logged, a `LEVEL`: debug, info, warn or error")
 	f.BoolVar(&c.Demo, "demo", c.Demo, "serve the demo page at /, unless there is a secret; --demo=false serves none")
+	f.StringVar(&c.Pprof, "pprof", c.Pprof, "where to serve profiles of the server itself, `HOST:PORT`; this machine only, off unless set")
+	f.StringVar(&c.Transport, "transport", c.Transport, "how connections are served, `HOW`: auto is one loop for all where the system has epoll, goroutines is two for each")
 	f.BoolVar(&c.NewLife, "new-life", c.NewLife, "begin a new epoch, after the machine was set back to a snapshot")
 	c.Security.flags(f)
 	return f
@@ -168,6 +173,12 @@ func (c config) Validate() error {
 		}
 	} else if _, _, err := net.SplitHostPort(c.Addr); err != nil {
 		return fmt.Errorf("--addr %q is not HOST:PORT", c.Addr)
+	}
+	if err := checkPprof(c.Pprof); err != nil {
+		return err
+	}
+	if c.Transport != "auto" && c.Transport != "goroutines" {
+		return fmt.Errorf("--transport %q must be auto or goroutines", c.Transport)
 	}
 	if err := c.checkDatabase(); err != nil {
 		return err

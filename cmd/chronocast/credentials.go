@@ -19,22 +19,22 @@ type credentials struct {
 }
 
 func (c *credentials) flags(f *flag.FlagSet) {
-	f.Var(&c.key, "key", "the publish `KEY` to show the server, or @PATH; better in CHRONOCAST_KEY. With CHRONOCAST_SECRET it is derived")
+	f.Var(&c.key, "publish-key", "the publish `KEY` to show the server, or @PATH; better in CHRONOCAST_PUBLISH_KEY. With CHRONOCAST_SECRET it is derived")
 	f.Var(&c.token, "token", "the `TOKEN` to show the server instead, or @PATH; better in CHRONOCAST_TOKEN")
 }
 
 // header returns the Authorization header, or "".
 func (c *credentials) header() (string, error) {
-	key, err := c.value(&c.key, "key")
+	key, err := c.publishKey()
 	if err != nil {
 		return "", err
 	}
-	token, err := c.value(&c.token, "token")
+	token, err := c.tokenText()
 	switch {
 	case err != nil:
 		return "", err
 	case !c.key.empty() && !c.token.empty():
-		return "", errors.New("--key and --token exclude one another")
+		return "", errors.New("--publish-key and --token exclude one another")
 	case !c.token.empty():
 		return "Bearer " + token.Reveal(), nil
 	case !key.Empty():
@@ -51,12 +51,21 @@ func (c *credentials) header() (string, error) {
 	return "Bearer " + auth.DerivePublishKey(secrets[0]).Reveal(), nil
 }
 
-// value is what the flag gives, or the variable of the same name.
-func (c *credentials) value(s *secretFlag, name string) (auth.Secret, error) {
-	text := s.text
-	if text == "" {
-		text, _ = environment(variable(name))
+// publishKey is the first of those the flag gives, or the variable.
+func (c *credentials) publishKey() (auth.Secret, error) {
+	keys, err := auth.ParsePublishKeys(given(&c.key, "publish-key"))
+	if err != nil {
+		return auth.Secret{}, fmt.Errorf("--publish-key: %w", err)
 	}
+	if len(keys) == 0 {
+		return auth.Secret{}, nil
+	}
+	return printable(keys[0].Key, "publish-key")
+}
+
+// tokenText is what the flag gives, or the variable, or the file they name.
+func (c *credentials) tokenText() (auth.Secret, error) {
+	text := given(&c.token, "token")
 	secret := auth.NewSecret(text)
 	if path, ok := strings.CutPrefix(text, "@"); ok {
 		var err error
@@ -64,13 +73,25 @@ func (c *credentials) value(s *secretFlag, name string) (auth.Secret, error) {
 			return auth.Secret{}, errors.New(strings.TrimPrefix(err.Error(), "auth: "))
 		}
 	}
+	return printable(secret, "token")
+}
+
+func given(s *secretFlag, name string) string {
+	if !s.empty() {
+		return s.text
+	}
+	text, _ := environment(variable(name))
+	return text
+}
+
+func printable(secret auth.Secret, name string) (auth.Secret, error) {
 	if strings.ContainsFunc(secret.Reveal(), func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return auth.Secret{}, fmt.Errorf("--%s has characters that no header can carry", name)
 	}
 	return secret, nil
 }
 
-// set adds the header.
+// setAuthorization adds the header.
 func setAuthorization(h http.Header, authorization string) {
 	if authorization != "" {
 		h.Set("Authorization", authorization)

@@ -26,11 +26,11 @@ func runKeys(ctx context.Context, args []string, _ io.Reader, stdout, stderr io.
 	f := newClientFlags("keys", keysHelp, keysExamples, stderr)
 	var keys security
 	keys.keyFlags(f.FlagSet)
-	rest, code := f.parse(args, stdout, 0, 1)
+	rest, code := f.parseArgs(args, stdout)
 	if code >= 0 {
 		return code
 	}
-	if len(rest) == 0 || rest[0] != "new" && rest[0] != "derive" {
+	if len(rest) != 1 || rest[0] != "new" && rest[0] != "derive" {
 		return f.misused("say new or derive")
 	}
 	made := auth.GenerateSecret()

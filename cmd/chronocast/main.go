@@ -28,6 +28,7 @@ func commands() []command {
 		{"sign", "sign the name of a stream", runSign},
 		{"token", "make a token for a client", runToken},
 		{"keys", "make a secret, or derive the publish key from it", runKeys},
+		{"bench", "put load on an Action Cable server and measure it", runBench},
 		{"migrate", "bring the schema of a PostgreSQL database up to date", runMigrate},
 		{"version", "print the version", runVersion},
 	}

@@ -62,6 +62,14 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		return err
 	}
 	defer listener.Close()
+	var profiled net.Listener
+	if c.Pprof != "" {
+		if profiled, err = listen(ctx, c.Pprof); err != nil {
+			return fmt.Errorf("--pprof: %w", err)
+		}
+		defer profiled.Close()
+	}
+	raiseFileLimit(log)
 	store, err := c.open(ctx, log)
 	if err != nil {
 		return err
@@ -114,12 +122,16 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 		PingEvery:          c.PingInterval,
 		WriteStall:         c.WriteStall,
 		ShutdownTimeout:    c.ShutdownTimeout,
+		Goroutines:         c.Transport == "goroutines",
 		Log:                log,
 	}
 	if err := c.Security.apply(&options); err != nil {
 		return err
 	}
 	srv = server.New(options)
+	if profiled != nil {
+		front = append(front, func(ctx context.Context) error { return profiles(ctx, profiled, log) })
+	}
 	front = append(front, func(ctx context.Context) error {
 		select {
 		case <-seq.Ready(): // it would refuse the first requests

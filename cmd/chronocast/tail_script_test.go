@@ -100,8 +100,10 @@ func (s *scene) messages(replay bool, offsets ...uint64) {
 	for _, offset := range offsets {
 		msgs = append(msgs, protocol.Message{Offset: offset, Data: fmt.Appendf(nil, `"%v.%d"`, s.epoch, offset)})
 	}
-	for _, frame := range s.codec.Frames(nil, s.addr, s.epoch, msgs, replay) {
-		s.send(frame)
+	for _, wire := range s.codec.Frames(nil, s.addr, s.epoch, msgs, replay) {
+		for text, rest, ok := protocol.CutTextFrame(wire); ok; text, rest, ok = protocol.CutTextFrame(rest) {
+			s.send(text)
+		}
 	}
 }
 
@@ -577,7 +579,8 @@ func TestTail_PrintsJSONObjects(t *testing.T) {
 		s.expect("subscribe", "-")
 		s.confirm(9)
 		msgs := []protocol.Message{{Offset: 10, Data: []byte("{\n\"html\": \"<b>&\\n\"\r\n}")}}
-		s.send(s.codec.Frames(nil, s.addr, 7, msgs, false)[0])
+		text, _, _ := protocol.CutTextFrame(s.codec.Frames(nil, s.addr, 7, msgs, false)[0])
+		s.send(text)
 		s.wait()
 	}}, "--count", "1", "--json")
 	wantCode(t, r, exitOK)

@@ -48,8 +48,12 @@ func runToken(ctx context.Context, args []string, _ io.Reader, stdout, stderr io
 	expires := f.Duration("expires", time.Hour, "how long it is good")
 	issuer := f.String("issuer", "", "who issues it, its `iss`")
 	audience := f.String("audience", "", "whom it is for, its `aud`")
-	if _, code := f.parse(args, stdout, 0, 0); code >= 0 {
+	rest, code := f.parseArgs(args, stdout)
+	if code >= 0 {
 		return code
+	}
+	if len(rest) > 0 {
+		return f.misused("unexpected argument %q; streams are named with --stream", clean(rest[0]))
 	}
 	if *sub == "" && len(streams)+len(prefixes) == 0 {
 		return f.misused("say whom it speaks for with --sub, or for what it is good with --stream")

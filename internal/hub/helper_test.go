@@ -14,12 +14,16 @@ import (
 )
 
 const (
-	life      = protocol.Epoch(1_796_061_414_123_456)
-	roomy     = 1 << 30
-	chat      = "chat/42"
-	idChat    = `{"channel":"$pubsub","stream_name":"chat/42"}`
-	doneFrame = `{"type":"confirm_history","identifier":"done"}`
+	life   = protocol.Epoch(1_796_061_414_123_456)
+	roomy  = 1 << 30
+	chat   = "chat/42"
+	idChat = `{"channel":"$pubsub","stream_name":"chat/42"}`
 )
+
+var doneFrame = wire(`{"type":"confirm_history","identifier":"done"}`)
+
+// wire makes a text ready to be pushed.
+func wire(text string) []byte { return protocol.AppendTextFrame(nil, []byte(text)) }
 
 var ours, extended, plain = protocol.SubprotocolChronocast, protocol.SubprotocolExtended, protocol.SubprotocolPlain
 
@@ -181,7 +185,7 @@ func (c *client) replay(after uint64) (protocol.Span, protocol.Reason) {
 	c.mu.Lock()
 	c.rewound = append(c.rewound, p)
 	c.mu.Unlock()
-	span, reason, err := c.sub.Replay(context.Background(), p, []byte(doneFrame))
+	span, reason, err := c.sub.Replay(context.Background(), p, doneFrame)
 	if err != nil {
 		c.Fatal(err)
 	}

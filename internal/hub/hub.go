@@ -17,10 +17,12 @@ import (
 
 // Sink is one connection's outlet. All its methods may be called concurrently.
 type Sink interface {
-	// Push queues whole frames in order, all or none, and never blocks. It
+	// Push takes whole frames in order, all or none, and never blocks. It
 	// returns false when there is no room now. A Push on an empty queue always
-	// succeeds. The frames are shared: the sink must not change them. The
-	// slice that holds them is the caller's again when Push returns.
+	// succeeds. Each element is ready for the wire: one or more whole unmasked
+	// WebSocket text frames, headers included. The bytes are shared by all
+	// receivers: the sink must not change them. The slice that holds them is
+	// the caller's again when Push returns.
 	Push(frames [][]byte) bool
 	// Room arranges for f to be called once, from another goroutine and
 	// without locks held, when the queue has fallen below its low-water mark:

@@ -569,7 +569,7 @@ func TestB22_TellFitsBetweenMessages(t *testing.T) {
 		defer close(told)
 		for range 200 {
 			c.sub.Tell(func(sent protocol.Position) []byte {
-				return fmt.Appendf(nil, `{"type":"told","epoch":"%d","offset":%d}`, sent.Epoch, sent.Offset)
+				return wire(fmt.Sprintf(`{"type":"told","epoch":"%d","offset":%d}`, sent.Epoch, sent.Offset))
 			})
 		}
 	}()
@@ -587,7 +587,7 @@ func TestB22_TellFitsBetweenMessages(t *testing.T) {
 		}
 	}
 	c.sub.Close()
-	if !c.sub.Tell(func(protocol.Position) []byte { return []byte(`{"type":"late"}`) }) || len(c.take()) > 0 {
+	if !c.sub.Tell(func(protocol.Position) []byte { return wire(`{"type":"late"}`) }) || len(c.take()) > 0 {
 		t.Error("told after Close")
 	}
 }

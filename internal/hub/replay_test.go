@@ -92,14 +92,14 @@ func TestReplay_SinceATime(t *testing.T) {
 		w.log.AppendN(chat, 5) // at the times 1 to 5
 		c := w.join(chat, hubtest.NewCodec(ours), roomy)
 		c.rewound = append(c.rewound, protocol.Position{Epoch: life, Offset: 3})
-		span, reason, err := c.sub.ReplaySince(context.Background(), 4, []byte(doneFrame))
+		span, reason, err := c.sub.ReplaySince(context.Background(), 4, doneFrame)
 		if err != nil || reason != "" || span.Last != 5 {
 			t.Fatal(span, reason, err)
 		}
 		synctest.Wait()
 		c.expect("r4", "r5", "confirm_history")
 		w.log.Trimmed(chat, 4)
-		span, reason, err = c.sub.ReplaySince(context.Background(), 2, []byte(doneFrame))
+		span, reason, err = c.sub.ReplaySince(context.Background(), 2, doneFrame)
 		if err != nil || reason != protocol.ReasonTrimmed || span.Last != 5 {
 			t.Fatal(span, reason, err)
 		}
@@ -151,7 +151,7 @@ func TestReplay_RefusedPositions(t *testing.T) {
 			{Offset: 12}:                              protocol.ReasonAhead,
 		} {
 			c := w.join(chat, hubtest.NewCodec(ours), roomy)
-			span, reason, err := c.sub.Replay(context.Background(), after, []byte(doneFrame))
+			span, reason, err := c.sub.Replay(context.Background(), after, doneFrame)
 			if err != nil || reason != want || span.Head() != c.span.Head() {
 				t.Errorf("after %v: %v %q %v, want %q", after, span, reason, err, want)
 			}

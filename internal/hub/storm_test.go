@@ -133,7 +133,7 @@ func (s *storm) ask(c *client, after protocol.Position) {
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if _, reason, err := c.sub.Replay(ctx, after, []byte(doneFrame)); reason != "" {
+	if _, reason, err := c.sub.Replay(ctx, after, doneFrame); reason != "" {
 		s.Errorf("%s: %v refused: %q", c.stream, after, reason)
 	} else if err != nil {
 		c.mu.Lock()

@@ -348,16 +348,16 @@ func (s *stream) resetLocked(reason protocol.Reason, span protocol.Span) (told [
 	return told
 }
 
-// resetFrame is how a client of the group learns of a reset; nil when its
-// protocol has no word for it.
+// resetFrame is how a client of the group learns of a reset, ready for the
+// wire; nil when its protocol has no word for it.
 func (g *group) resetFrame(reason protocol.Reason, span protocol.Span) []byte {
 	switch g.codec.Level() {
 	case protocol.LevelPlain:
 		return nil
 	case protocol.LevelExtended:
-		return g.codec.AppendRejectHistory(nil, g.addr.Identifier, string(reason), span)
+		return protocol.AppendTextFrame(nil, g.codec.AppendRejectHistory(nil, g.addr.Identifier, string(reason), span))
 	default:
-		return g.codec.AppendReset(nil, g.addr, reason, span)
+		return protocol.AppendTextFrame(nil, g.codec.AppendReset(nil, g.addr, reason, span))
 	}
 }
 

@@ -95,7 +95,8 @@ func (c *Subscription) Live() {
 }
 
 // Replay sends everything after the position, marked replay up to the newest
-// message of now, then the frame done (which may be nil), and continues live.
+// message of now, then done, a frame ready for the wire or nil, and continues
+// live.
 // It returns at once; the span's Last is where the replay ends. On a live
 // subscription the wire goes back to the message after the position, and what
 // is live waits meanwhile. A position without epoch is one of the current
@@ -253,8 +254,9 @@ func (c *Subscription) Sent() protocol.Position {
 // returns, with no message of the subscription in between: a confirmation
 // repeated on a live subscription, or a refusal, must not tell a position that
 // the wire has passed. f must do nothing but encode; when it returns nil there
-// is nothing to tell. Tell returns false when the sink had no room; after Close
-// nothing is pushed and it returns true.
+// is nothing to tell. The frame is ready for the wire, as [Sink.Push] takes it.
+// Tell returns false when the sink had no room; after Close nothing is pushed
+// and it returns true.
 func (c *Subscription) Tell(f func(sent protocol.Position) []byte) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

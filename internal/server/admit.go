@@ -10,6 +10,7 @@ import (
 
 	"github.com/chronocast/chronocast/internal/auth"
 	"github.com/chronocast/chronocast/internal/session"
+	"github.com/chronocast/chronocast/internal/socket"
 	"github.com/chronocast/chronocast/protocol"
 )
 
@@ -158,7 +159,7 @@ func (s *Server) settle(c *conn, a arrival) {
 	case a.err == nil:
 		c.sess.Identify(a.who)
 		s.door.take(a.seat, c, a.who)
-		c.sess.Welcome(c.ctx) // first of all, before a ping can reach the connection
+		c.sess.Welcome(context.Background()) // first of all, before a ping can reach the connection
 	case errors.Is(a.err, auth.ErrNoToken):
 		c.sess.Await(func(ctx context.Context, token string) (*auth.Identity, bool) {
 			who, err := a.who, a.err
@@ -193,7 +194,8 @@ func dismissal(err error) (reason protocol.DisconnectReason, reconnect bool) {
 // dismiss ends the connection with a reason of its own; what is queued is
 // dropped.
 func (c *conn) dismiss(reason protocol.DisconnectReason, reconnect bool) {
-	if c.end(end{frame: c.codec.AppendDisconnect(nil, reason, reconnect), code: closeCodes[reason], grace: cutGrace, drop: true}) {
+	frame := protocol.AppendTextFrame(nil, c.codec.AppendDisconnect(nil, reason, reconnect))
+	if c.sock.End(socket.End{Frame: frame, Code: closeCodes[reason], Grace: cutGrace, Drop: true}) {
 		c.srv.metrics.cut(reason)
 	}
 }

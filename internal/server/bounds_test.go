@@ -13,9 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/chronocast/chronocast/internal/hub"
-	"github.com/chronocast/chronocast/internal/hub/hubtest"
-	"github.com/chronocast/chronocast/protocol"
 	"github.com/chronocast/chronocast/sequencer"
 )
 
@@ -196,22 +193,6 @@ func TestCable_EarlyFramesAndOldHTTP(t *testing.T) {
 		if a.status != 400 || !strings.Contains(a.body, `{"error":"malformed"`) || a.header.Get("Content-Type") != "application/json" {
 			t.Errorf("%s: %d %v %s", name, a.status, a.header, a.body)
 		}
-	}
-}
-
-// TestConn_WelcomeIsBeforeAPing: however late the writer begins.
-func TestConn_WelcomeIsBeforeAPing(t *testing.T) {
-	codec, _ := protocol.ForSubprotocols([]string{protocol.SubprotocolPlain})
-	c := &conn{srv: New(Options{Hub: hub.New(hubtest.NewLog(7), hub.Options{})}), codec: codec, writing: true}
-	c.Push([][]byte{[]byte("welcome")})
-	c.Ping([]byte("ping"))
-	buf, frames, _ := c.take(nil, nil)
-	if len(buf) > 0 || len(frames) != 1 || string(frames[0]) != "welcome" {
-		t.Errorf("first comes %q, then %q", buf, frames)
-	}
-	c.Push([][]byte{[]byte("more")})
-	if buf, frames, _ = c.take(nil, nil); !strings.Contains(string(buf), "ping") || len(frames) != 1 {
-		t.Errorf("then comes %q, then %q", buf, frames)
 	}
 }
 

@@ -2,7 +2,6 @@ package server
 
 import (
 	"bufio"
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -27,9 +26,8 @@ var upgrader = websocket.Upgrader{
 	CheckOrigin:     func(*http.Request) bool { return true },
 }
 
-// serveCable makes a WebSocket of the request. It returns at once: the
-// connection lives on in goroutines of its own, whose stacks are smaller than
-// what net/http needed to get here.
+// serveCable makes a WebSocket of the request. It returns at once: of the
+// goroutine and the buffers that net/http needed to get here nothing is kept.
 func (s *Server) serveCable(w http.ResponseWriter, r *http.Request) {
 	if !headerHas(r.Header, "Connection", "upgrade") || !headerHas(r.Header, "Upgrade", "websocket") {
 		w.Header().Set("Upgrade", "websocket")
@@ -71,7 +69,7 @@ func (s *Server) serveCable(w http.ResponseWriter, r *http.Request) {
 	u := upgrader
 	hw := &handshake{ResponseWriter: w, hijacker: hijacker}
 	u.Error = func(w http.ResponseWriter, r *http.Request, status int, reason error) {
-		if hw.conn != nil {
+		if hw.raw != nil {
 			return // it has been answered
 		}
 		if status != http.StatusMethodNotAllowed {
@@ -79,44 +77,36 @@ func (s *Server) serveCable(w http.ResponseWriter, r *http.Request) {
 		}
 		s.fail(w, r, refuse(status, "malformed", strings.TrimPrefix(reason.Error(), "websocket: ")))
 	}
-	ws, err := u.Upgrade(hw, r, header)
-	if err != nil {
+	if _, err := u.Upgrade(hw, r, header); err != nil {
 		if hw.early {
 			s.metrics.refused("malformed")
 		}
 		s.door.leave(arrived.seat)
 		return
 	}
-	ws.SetReadLimit(int64(s.opts.MaxFrameBytes))
-	if tcp, ok := hw.raw.(*net.TCPConn); ok {
-		tuneSocket(tcp)
-	}
-	hw.conn.mute = true
-	s.start(ws, hw.raw, codec, arrived)
+	s.start(hw.raw, codec, arrived)
 }
 
 // start makes a connection of a finished handshake.
-func (s *Server) start(ws *websocket.Conn, nc net.Conn, codec protocol.Codec, arrived arrival) {
+func (s *Server) start(nc net.Conn, codec protocol.Codec, arrived arrival) {
 	if !s.enter() {
 		s.door.leave(arrived.seat)
 		_ = nc.Close() // the client comes back by itself
 		return
 	}
-	c := &conn{srv: s, id: arrived.id, seat: arrived.seat, codec: codec, ws: ws, nc: nc, done: make(chan struct{})}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.control()
-	c.sess = s.sessions.New(codec, c, c.id)
+	c := &conn{srv: s, id: arrived.id, seat: arrived.seat, codec: codec}
+	s.engine.Open(&c.sock, nc, c)
+	s.sessions.Init(&c.sess, codec, c, c.id)
 	s.settle(c, arrived)
 	s.add(c)
-	go c.read()
+	c.sock.Start()
 }
 
-// handshake hands gorilla a connection that falls silent after the handshake.
+// handshake hands gorilla the connection for the handshake, and no longer.
 type handshake struct {
 	http.ResponseWriter
 	hijacker http.Hijacker
 	raw      net.Conn
-	conn     *muted
 	early    bool // the client has sent frames before it was told that it may
 }
 
@@ -137,13 +127,12 @@ func (h *handshake) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		h.raw = a.Conn
 		ahead += len(a.head)
 	}
-	h.conn = &muted{Conn: h.raw}
 	if ahead > 0 {
 		h.early = true
 		h.refuseEarly(c)
 		return nil, nil, errEarly
 	}
-	return h.conn, brw, nil
+	return h.raw, brw, nil
 }
 
 // refuseEarly answers and closes, not before the client had time to read it.
@@ -154,29 +143,6 @@ func (h *handshake) refuseEarly(c net.Conn) {
 	if half, ok := c.(interface{ CloseWrite() error }); ok && err == nil && half.CloseWrite() == nil {
 		_, _ = io.Copy(io.Discard, c)
 	}
-}
-
-// muted is the connection as gorilla sees it. Some faults of a client make
-// gorilla write a close frame by itself, from the reading goroutine and maybe
-// into the middle of a frame of ours. Once the handshake is over, what it
-// writes is dropped: the connection closes in its own words.
-type muted struct {
-	net.Conn
-	mute bool // set before reading starts
-}
-
-func (m *muted) Write(b []byte) (int, error) {
-	if m.mute {
-		return len(b), nil
-	}
-	return m.Conn.Write(b)
-}
-
-func (m *muted) SetWriteDeadline(t time.Time) error {
-	if m.mute {
-		return nil
-	}
-	return m.Conn.SetWriteDeadline(t)
 }
 
 // headerHas says whether a comma-separated header holds a token, in any case.

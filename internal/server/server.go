@@ -7,7 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"slices"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +18,7 @@ import (
 	"github.com/chronocast/chronocast/internal/auth"
 	"github.com/chronocast/chronocast/internal/hub"
 	"github.com/chronocast/chronocast/internal/session"
+	"github.com/chronocast/chronocast/internal/socket"
 	"github.com/chronocast/chronocast/protocol"
 	"github.com/chronocast/chronocast/sequencer"
 )
@@ -75,6 +76,10 @@ type Options struct {
 	WriteStall            time.Duration // without progress before a connection is cut; 10 s
 	ShutdownTimeout       time.Duration // for everything to end in good order; 10 s
 
+	// Goroutines has every connection served by goroutines of its own, also
+	// where a loop could serve all.
+	Goroutines bool
+
 	Log *zap.Logger // nil logs nothing
 }
 
@@ -121,26 +126,36 @@ type Server struct {
 	opts     Options
 	log      *zap.Logger
 	sessions *session.Factory
+	engine   *socket.Engine
 	metrics  metrics
 	door     door
 
-	tasks   sync.WaitGroup // goroutines of connections
+	tasks   sync.WaitGroup // connections
 	bodies  atomic.Int64   // bytes held of the bodies being received
 	refusal atomic.Pointer[refusal]
 
-	mu       sync.Mutex // guards what follows
-	conns    map[*conn]struct{}
-	wheel    [pingSlots][]*conn // the same connections, by the moment they are pinged
-	next     int                // slot of the next connection
+	mu       sync.Mutex         // guards what follows
+	wheel    [pingSlots][]*conn // the connections, by the moment they are pinged
+	open     int                // how many there are
+	next     int                // slot of the next one
+	frames   uint64             // text frames written to those that are gone
+	bytes    uint64             // and their payload
 	draining bool
 }
 
 // New returns a server. It serves as an http.Handler at once; pings and an
 // orderly end need [Server.Run].
 func New(opts Options) *Server {
-	s := &Server{opts: opts.withDefaults(), conns: make(map[*conn]struct{})}
+	s := &Server{opts: opts.withDefaults()}
 	s.log = s.opts.Log.Named("server")
 	s.door = door{proxies: s.opts.Proxies, max: s.opts.MaxConnections, maxEach: s.opts.MaxAddressConnections, firstCommand: s.opts.FirstCommandTimeout}
+	s.engine = socket.New(socket.Options{
+		MaxMessageBytes: s.opts.MaxFrameBytes,
+		QueueBytes:      s.opts.QueueBytes,
+		WriteStall:      s.opts.WriteStall,
+		Goroutines:      s.opts.Goroutines,
+		Log:             s.log,
+	})
 	s.sessions = session.NewFactory(session.Config{
 		Hub:                s.opts.Hub,
 		Authorizer:         s.opts.Authorizer,
@@ -181,8 +196,14 @@ func (s *Server) Run(ctx context.Context, l net.Listener) error {
 	}
 	pings, stopPings := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopPings()
-	failed := make(chan error, 2)
+	failed := make(chan error, 3)
 	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := s.engine.Run(pings); err != nil {
+			failed <- err
+		}
+	})
+	<-s.engine.Ready()
 	wg.Go(func() {
 		if err := lst.run(pings); err != nil {
 			failed <- err
@@ -239,26 +260,16 @@ func (s *Server) drain(deadline time.Time) {
 	left := s.all()
 	s.log.Warn("connections closed before their clients had read everything", zap.Int("connections", len(left)))
 	for _, c := range left {
-		_ = c.nc.Close()
+		c.sock.Abort()
 	}
 	<-gone
-}
-
-// restart ends a connection because the server does.
-func (c *conn) restart(deadline time.Time) {
-	reason := protocol.DisconnectServerRestart
-	c.end(end{
-		frame: c.codec.AppendDisconnect(nil, reason, true),
-		code:  closeCodes[reason],
-		grace: max(0, time.Until(deadline)-lingerTime),
-	})
 }
 
 // Connections returns how many WebSockets are open.
 func (s *Server) Connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.conns)
+	return s.open
 }
 
 // load returns how many connections are open and how many subscriptions they
@@ -271,17 +282,32 @@ func (s *Server) load() (connections, subscriptions int) {
 	return len(conns), subscriptions
 }
 
+// written returns how many text frames were written and the bytes of their
+// payload.
+func (s *Server) written() (frames, bytes uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	frames, bytes = s.frames, s.bytes
+	for _, slot := range s.wheel {
+		for _, c := range slot {
+			f, b := c.sock.Sent()
+			frames, bytes = frames+f, bytes+b
+		}
+	}
+	return frames, bytes
+}
+
 func (s *Server) all() []*conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	conns := make([]*conn, 0, len(s.conns))
-	for c := range s.conns {
-		conns = append(conns, c)
+	conns := make([]*conn, 0, s.open)
+	for _, slot := range s.wheel {
+		conns = append(conns, slot...)
 	}
 	return conns
 }
 
-// enter counts the goroutine of a new connection; false once the server is
+// enter counts a new connection; false once the server is
 // stopping. Nothing may be added to tasks when they are being waited for.
 func (s *Server) enter() bool {
 	s.mu.Lock()
@@ -298,10 +324,11 @@ func (s *Server) enter() bool {
 func (s *Server) add(c *conn) {
 	s.metrics.upgrades.Add(1)
 	s.mu.Lock()
-	s.conns[c] = struct{}{}
-	c.slot = s.next
+	s.open++
+	slot := &s.wheel[s.next]
+	c.slot, c.index = int32(s.next), int32(len(*slot))
+	*slot = append(*slot, c)
 	s.next = (s.next + 1) % pingSlots
-	s.wheel[c.slot] = append(s.wheel[c.slot], c)
 	draining := s.draining
 	s.mu.Unlock()
 	if draining {
@@ -315,11 +342,16 @@ func (s *Server) remove(c *conn) {
 	s.door.leave(c.seat)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.conns, c)
+	s.open--
 	slot := s.wheel[c.slot]
-	if i := slices.Index(slot, c); i >= 0 {
-		s.wheel[c.slot] = slices.Delete(slot, i, i+1)
-	}
+	last := len(slot) - 1
+	slot[c.index] = slot[last]
+	slot[c.index].index = c.index
+	slot[last] = nil
+	s.wheel[c.slot] = slot[:last]
+	frames, bytes := c.sock.Sent()
+	s.frames += frames
+	s.bytes += bytes
 }
 
 // pingSlots spreads the pings of all connections over the interval, so that
@@ -331,6 +363,7 @@ func (s *Server) pings(ctx context.Context) {
 	tick := time.NewTicker(max(s.opts.PingEvery/pingSlots, time.Millisecond))
 	defer tick.Stop()
 	frames := make(map[protocol.Codec][]byte)
+	var conns []*conn
 	for slot := 0; ; slot = (slot + 1) % pingSlots {
 		select {
 		case <-tick.C:
@@ -338,20 +371,24 @@ func (s *Server) pings(ctx context.Context) {
 			return
 		}
 		s.mu.Lock()
-		conns := slices.Clone(s.wheel[slot])
+		conns = append(conns[:0], s.wheel[slot]...)
 		s.mu.Unlock()
 		now := time.Now().Unix()
 		clear(frames)
-		for _, c := range conns {
+		for i, c := range conns {
+			if i%64 == 63 {
+				runtime.Gosched() // a write that cannot wait holds its processor
+			}
 			if c.sess.Ping(now) {
 				continue
 			}
 			frame, ok := frames[c.codec]
 			if !ok {
-				frame = c.codec.AppendPing(nil, now, nil)
+				frame = protocol.AppendTextFrame(nil, c.codec.AppendPing(nil, now, nil))
 				frames[c.codec] = frame
 			}
-			c.Ping(frame)
+			c.sock.Ping(frame)
 		}
+		clear(conns)
 	}
 }

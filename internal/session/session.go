@@ -94,7 +94,15 @@ func NewFactory(cfg Config) *Factory {
 // New returns a session that answers through sink. The client is told its id,
 // and the log names it as conn. Close the session in the end.
 func (f *Factory) New(codec protocol.Codec, sink hub.Sink, id string) *Session {
-	return &Session{cfg: &f.cfg, codec: codec, sink: sink, id: id, subs: make(map[string]*subscription)}
+	s := new(Session)
+	f.Init(s, codec, sink, id)
+	return s
+}
+
+// Init is New for a session that is part of something else.
+func (f *Factory) Init(s *Session, codec protocol.Codec, sink hub.Sink, id string) {
+	s.cfg, s.codec, s.sink, s.id = &f.cfg, codec, sink, id
+	s.subs = make(map[string]*subscription)
 }
 
 // Session is one conversation. Welcome, Handle and Close are called by one
@@ -196,7 +204,7 @@ func (s *Session) Ping(unix int64) bool {
 		return false
 	}
 	if now := s.cfg.Hub.Outage(); now != 0 && now != s.outage && s.sink.Push([][]byte{
-		s.codec.AppendError(nil, "", "", ReasonStoreUnavailable, "the database does not answer; what is published meanwhile comes when it does again"),
+		wire(s.codec.AppendError(nil, "", "", ReasonStoreUnavailable, "the database does not answer; what is published meanwhile comes when it does again")),
 	}) {
 		s.outage = now
 	}
@@ -227,7 +235,7 @@ func (s *Session) Ping(unix int64) bool {
 	for _, stream := range slices.Sorted(maps.Keys(moved)) {
 		heads = append(heads, protocol.StreamPosition{Stream: stream, Position: moved[stream]})
 	}
-	if s.sink.Push([][]byte{s.codec.AppendPing(nil, unix, heads)}) {
+	if s.sink.Push([][]byte{wire(s.codec.AppendPing(nil, unix, heads))}) {
 		return true
 	}
 	for _, sub := range subs {
@@ -426,9 +434,9 @@ func (s *Session) replay(ctx, wait context.Context, sub *subscription, req reque
 		}
 		return false, nil
 	case req.since > 0:
-		span, reason, err = sub.ReplaySince(wait, req.since*1e6, done)
+		span, reason, err = sub.ReplaySince(wait, req.since*1e6, wire(done))
 	default:
-		span, reason, err = sub.Replay(wait, req.after, done)
+		span, reason, err = sub.Replay(wait, req.after, wire(done))
 	}
 	if err == nil && reason != "" {
 		s.reset(ctx, sub, reason, span)
@@ -516,16 +524,19 @@ func (s *Session) find(identifier string) *subscription {
 	return s.subs[identifier]
 }
 
+// wire makes the text of a frame ready for the sink; nothing stays nothing.
+func wire(text []byte) []byte { return protocol.AppendTextFrame(nil, text) }
+
 // push queues one frame, waiting for room until ctx ends.
 func (s *Session) push(ctx context.Context, frame []byte) {
-	frames := [][]byte{frame}
+	frames := [][]byte{wire(frame)}
 	s.await(ctx, func() bool { return s.sink.Push(frames) })
 }
 
 // tell queues the frame that f makes for where the wire stands. The position
 // must not be asked for first: messages would pass before the frame is queued.
 func (s *Session) tell(ctx context.Context, sub *subscription, f func(sent protocol.Position) []byte) {
-	s.await(ctx, func() bool { return sub.Tell(f) })
+	s.await(ctx, func() bool { return sub.Tell(func(sent protocol.Position) []byte { return wire(f(sent)) }) })
 }
 
 // await tries until try succeeds, at once and whenever there is room, or ctx

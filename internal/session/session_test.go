@@ -94,7 +94,7 @@ type eager struct {
 }
 
 func (e *eager) Push(frames [][]byte) bool {
-	if bytes.HasPrefix(frames[0], []byte(`{"type":"confirm_subscription"`)) {
+	if text, _, _ := protocol.CutTextFrame(frames[0]); bytes.HasPrefix(text, []byte(`{"type":"confirm_subscription"`)) {
 		e.publish()
 		synctest.Wait()
 	}

@@ -29,7 +29,7 @@ type Sink struct {
 // NewSink returns a sink whose queue takes bound bytes.
 func NewSink(bound int) *Sink { return &Sink{bound: bound, changed: make(chan struct{})} }
 
-// Watch has f called for every frame as the peer reads it, in order, with the
+// Watch has f called with the text of every frame as the peer reads it, in order, with the
 // sink's lock held.
 func (s *Sink) Watch(f func(frame []byte)) {
 	s.mu.Lock()
@@ -52,16 +52,38 @@ func (s *Sink) Push(frames [][]byte) bool {
 		return false
 	}
 	if s.stalled {
-		s.queue, s.queued = append(s.queue, frames...), s.queued+size
+		s.queue, s.queued = append(s.queue, split(frames)...), s.queued+size
 		s.changedLocked()
 		return true
 	}
-	s.readLocked(frames)
+	s.readLocked(split(frames))
 	return true
+}
+
+// split cuts what was pushed into single frames, headers included.
+func split(wire [][]byte) [][]byte {
+	frames := make([][]byte, 0, len(wire))
+	for _, w := range wire {
+		for len(w) > 0 {
+			_, rest, ok := protocol.CutTextFrame(w)
+			if !ok {
+				panic(fmt.Sprintf("hubtest: no text frame was pushed: %.80q", w))
+			}
+			frames, w = append(frames, w[:len(w)-len(rest)]), rest
+		}
+	}
+	return frames
+}
+
+// textOf returns the text of a single frame.
+func textOf(frame []byte) []byte {
+	text, _, _ := protocol.CutTextFrame(frame)
+	return text
 }
 
 func (s *Sink) readLocked(frames [][]byte) {
 	for _, f := range frames {
+		f = textOf(f)
 		if s.watch != nil {
 			s.watch(f)
 			continue
@@ -104,7 +126,7 @@ func (s *Sink) Cut(reason protocol.DisconnectReason) {
 	}
 	s.cut = reason
 	s.queue, s.queued, s.waiting = nil, 0, nil
-	last := fmt.Appendf(nil, `{"type":"disconnect","reason":%q,"reconnect":true}`, reason)
+	last := protocol.AppendTextFrame(nil, fmt.Appendf(nil, `{"type":"disconnect","reason":%q,"reconnect":true}`, reason))
 	if s.stalled {
 		s.queue = [][]byte{last}
 	} else {
@@ -146,13 +168,13 @@ func (s *Sink) readSomeLocked(n int) {
 	}
 }
 
-// Next has a stalled peer read one frame, waiting for it; false when the
+// Next has a stalled peer read one frame, waiting for it, and returns its text; false when the
 // connection has ended.
 func (s *Sink) Next() (frame []byte, ok bool) {
 	for {
 		s.mu.Lock()
 		if len(s.queue) > 0 {
-			frame = s.queue[0]
+			frame = textOf(s.queue[0])
 			s.readSomeLocked(1)
 			s.mu.Unlock()
 			return frame, true
@@ -173,7 +195,7 @@ func (s *Sink) Queued() int {
 	return s.queued
 }
 
-// Frames returns the frames the peer has read, but for those a Watch took.
+// Frames returns the texts of the frames the peer has read, but for those a Watch took.
 func (s *Sink) Frames() [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 // Peer is a sink together with the other end of its connection.
 type Peer struct {
 	Sink hub.Sink
-	// Next reads the next text frame, waiting for it within reason; ok is
+	// Next reads the text of the next frame, waiting for it within reason; ok is
 	// false when the connection has ended. The peer reads only here: as long
 	// as Next is not called, what is pushed backs up in the sink's queue.
 	Next func() (frame []byte, ok bool)
@@ -32,6 +32,15 @@ func SinkSuite(t *testing.T, open func(t *testing.T) Peer) {
 		push(t, p.Sink, "a", "b")
 		push(t, p.Sink, "c")
 		expect(t, p, "a", "b", "c")
+	})
+	t.Run("one element may hold several frames", func(t *testing.T) {
+		p := open(t)
+		large := string(bytes.Repeat([]byte("x"), 70_000))
+		run := bytes.Join([][]byte{wire("a"), wire(large), wire("b")}, nil)
+		if !p.Sink.Push([][]byte{run, wire("c")}) || !p.Sink.Push([][]byte{run}) {
+			t.Fatal("no room")
+		}
+		expect(t, p, "a", large, "b", "c", "a", large, "b")
 	})
 	t.Run("a push is taken whole or not at all", func(t *testing.T) {
 		p := open(t)
@@ -58,7 +67,7 @@ func SinkSuite(t *testing.T, open func(t *testing.T) Peer) {
 		p.Sink.Room(func() {
 			select {
 			case <-returned:
-				called <- p.Sink.Push([][]byte{[]byte("room")})
+				called <- p.Sink.Push([][]byte{wire("room")})
 			case <-time.After(suitePatience):
 				called <- false
 			}
@@ -101,7 +110,7 @@ func SinkSuite(t *testing.T, open func(t *testing.T) Peer) {
 		for c := range callers {
 			wg.Go(func() {
 				for i := range each {
-					for !p.Sink.Push([][]byte{fmt.Appendf(nil, "%d %d a", c, i), fmt.Appendf(nil, "%d %d b", c, i)}) {
+					for !p.Sink.Push([][]byte{wire(fmt.Sprintf("%d %d a", c, i)), wire(fmt.Sprintf("%d %d b", c, i))}) {
 						room := make(chan struct{})
 						p.Sink.Room(func() { close(room) })
 						<-room
@@ -129,7 +138,7 @@ func SinkSuite(t *testing.T, open func(t *testing.T) Peer) {
 		pushed := fill(t, p.Sink)
 		p.Sink.Cut(protocol.DisconnectTooSlow)
 		p.Sink.Cut(protocol.DisconnectServerRestart)
-		p.Sink.Push([][]byte{[]byte("too late")})
+		p.Sink.Push([][]byte{wire("too late")})
 		var last []byte
 		n := 0
 		for {
@@ -153,6 +162,9 @@ func SinkSuite(t *testing.T, open func(t *testing.T) Peer) {
 	})
 }
 
+// wire makes a text ready to be pushed.
+func wire(text string) []byte { return protocol.AppendTextFrame(nil, []byte(text)) }
+
 const (
 	frameCount = 3
 	frameBytes = 16 << 10
@@ -169,7 +181,7 @@ func fill(t *testing.T, s hub.Sink) int {
 	for i := range mostPushes {
 		frames := make([][]byte, frameCount)
 		for j := range frames {
-			frames[j] = []byte(fillFrame(i, j))
+			frames[j] = wire(fillFrame(i, j))
 		}
 		if !s.Push(frames) {
 			return i
@@ -183,7 +195,7 @@ func push(t *testing.T, s hub.Sink, frames ...string) {
 	t.Helper()
 	list := make([][]byte, len(frames))
 	for i, f := range frames {
-		list[i] = []byte(f)
+		list[i] = wire(f)
 	}
 	if !s.Push(list) {
 		t.Fatalf("no room for %.40q", frames)
