@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"net/http"
@@ -22,9 +21,9 @@ type railsApp struct {
 	out  *tailBuffer
 }
 
-// rails serves the application whose config.ru is given, and waits until it
-// answers. Its processes run in dir.
-func rails(t testing.TB, dir, rackup string, env ...string) *railsApp {
+// rails serves the application whose config.ru is given at addr, and waits
+// until it answers. Its processes run in dir.
+func rails(t testing.TB, addr, dir, rackup string, env ...string) *railsApp {
 	t.Helper()
 	rackup, err := filepath.Abs(rackup)
 	if err != nil {
@@ -35,7 +34,7 @@ func rails(t testing.TB, dir, rackup string, env ...string) *railsApp {
 		t.Fatal(err)
 	}
 	a := &railsApp{
-		t: t, addr: freePort(t), dir: dir, out: &tailBuffer{keep: 64 << 10},
+		t: t, addr: addr, dir: dir, out: &tailBuffer{keep: 64 << 10},
 		env: append(append(os.Environ(), "LOG_LEVEL=warn", "TURBO_JS="+turbo, "RAILS_ENV=development"), env...),
 	}
 	cmd := exec.Command("puma", "--quiet", "-b", "tcp://"+a.addr, "-t", "1:5", rackup)
@@ -90,28 +89,25 @@ func (a *railsApp) get(path string) int {
 }
 
 // process runs a script in another process of the application, beside the one
-// that serves. The returned function waits for its end.
-func (a *railsApp) process(script string, args ...string) (wait func()) {
+// that serves, until the test ends or its standard input does.
+func (a *railsApp) process(script string, args ...string) (in io.Writer, out io.Reader) {
 	a.t.Helper()
 	cmd := exec.Command("ruby", append([]string{"-r", "./app.rb", "-e", script}, args...)...)
 	a.run(cmd)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Stdout = nil
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if out, err = cmd.StdoutPipe(); err != nil {
+		a.t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		a.t.Fatal(err)
 	}
-	done := make(chan error, 1)
-	go func() { done <- cmd.Wait() }()
-	a.t.Cleanup(func() { cmd.Process.Kill() })
-	return func() {
-		a.t.Helper()
-		select {
-		case err := <-done:
-			if err != nil {
-				a.t.Fatalf("a process of the application: %v\n%s", err, out.String())
-			}
-		case <-time.After(5 * time.Minute):
-			a.t.Fatal("a process of the application does not end")
-		}
-	}
+	a.t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return in, out
 }

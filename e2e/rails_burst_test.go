@@ -16,7 +16,7 @@ func TestRails_TheOrderOfPlainActionCableBesideOurs(t *testing.T) {
 	t.Parallel()
 	const messages = 2000
 	s := newServer(t)
-	app := rails(t, "js", "js/rails_burst.ru", "DATABASE_URL="+pgtest.Database(t), "CHRONOCAST_URL="+s.url(""), "CABLE_URL="+s.ws())
+	app := rails(t, freePort(t), "js", "js/rails_burst.ru", "DATABASE_URL="+pgtest.Database(t), "CHRONOCAST_URL="+s.url(""), "CABLE_URL="+s.ws())
 	b := openTab(t, app.url("/"))
 	b.until(20*time.Second, "ready?.plain && ready?.chronocast")
 	if status := app.get(fmt.Sprintf("/burst?n=%d", messages)); status != 200 {

@@ -1,8 +1,14 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
+	"net/http"
 	"regexp"
 	"slices"
 	"sync"
@@ -23,25 +29,45 @@ type chat struct {
 
 func newChat(t testing.TB) *chat {
 	t.Helper()
-	return openChat(t, nil)
+	return openChat(t, freePort(t), nil)
 }
 
-// newSecuredChat is newChat with a secret on both sides: stream names are
-// signed, and publishing takes the key.
+// newSecuredChat is newChat with a secret on both sides: names of streams are
+// signed by Rails, publishing takes the key, and pages of the application alone
+// may connect.
 func newSecuredChat(t testing.TB) *chat {
 	t.Helper()
-	const secret, base = "a secret of the tests, thirty-two bytes", "a secret_key_base of the tests, which is rather longer than that"
-	return openChat(t, []string{"CHRONOCAST_SECRET=" + secret, "SECRET_KEY_BASE=" + base},
-		"--secret", secret, "--secret-key-base", base)
+	const secret, base = "a-secret-of-the-tests-of-thirty-two-bytes", "a-secret-key-base-of-the-tests-which-is-rather-longer-than-that"
+	addr := freePort(t)
+	c := openChat(t, addr, []string{"CHRONOCAST_SECRET=" + secret, "SECRET_KEY_BASE=" + base},
+		"--secret", secret, "--secret-key-base", base, "--origins", "http://"+addr)
+	mac := hmac.New(sha256.New, []byte(secret))
+	mac.Write([]byte("broadcast-cable"))
+	c.s.http.Transport = bearer{hex.EncodeToString(mac.Sum(nil)), c.s.http.Transport}
+	return c
 }
 
-func openChat(t testing.TB, env []string, flags ...string) *chat {
+// bearer sends a key with every request.
+type bearer struct {
+	key  string
+	next http.RoundTripper
+}
+
+func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+b.key)
+	return b.next.RoundTrip(r)
+}
+
+func (b bearer) CloseIdleConnections() { b.next.(*http.Transport).CloseIdleConnections() }
+
+func openChat(t testing.TB, addr string, env []string, flags ...string) *chat {
 	t.Helper()
 	c := &chat{url: pgtest.Database(t), s: unstartedServer(t, append(flags, "--retain-count", "100000")...)}
 	c.s.db = c.url
 	c.s.start()
 	c.px = newProxy(t, c.s.addr)
-	c.railsApp = rails(t, "../examples/rails-chat", "js/rails_stock.ru",
+	c.railsApp = rails(t, addr, "../examples/rails-chat", "js/rails_stock.ru",
 		append(env, "DATABASE_URL="+c.url, "CHRONOCAST_URL="+c.s.url(""), "CABLE_URL="+c.px.ws(), "SHOWN=100000")...)
 	return c
 }
@@ -58,11 +84,35 @@ const watchStreams = `
 		}
 	}, { capture: true })`
 
-// sayer broadcasts from a process of the application, as a job would.
-const sayer = `
-	room = Room.find(1)
-	name, count, pause = ARGV[0], ARGV[1].to_i, ARGV[2].to_f
-	count.times { |n| room.say(name, "#{name} #{n}"); sleep pause }`
+// speaker is a process of the application, such as one that runs jobs. It says
+// things in room 1, each in a transaction with its broadcast.
+type speaker struct {
+	c     *chat
+	in    io.Writer
+	lines *bufio.Scanner
+}
+
+func (c *chat) speaker() *speaker {
+	c.t.Helper()
+	in, out := c.process(`
+		room = Room.find(1)
+		while (line = $stdin.gets)
+			name, count, pause = line.split
+			count.to_i.times { |n| room.say(name, "#{name} #{n}"); sleep pause.to_f }
+			puts "said"
+			$stdout.flush
+		end`)
+	return &speaker{c, in, bufio.NewScanner(out)}
+}
+
+// say says n things and returns when all are committed.
+func (p *speaker) say(name string, n int, pause time.Duration) {
+	p.c.t.Helper()
+	fmt.Fprintf(p.in, "%s %d %f\n", name, n, pause.Seconds())
+	if !p.lines.Scan() {
+		p.c.t.Error("a process of the application has ended")
+	}
+}
 
 func (c *chat) room() *tab {
 	c.t.Helper()
@@ -128,16 +178,16 @@ func (c *chat) streamed() []int {
 // pages that are left and come back from the browser's cache, and fast flips.
 func TestB05_RailsChat_ThreeBrowsersEndOnTheIdenticalPage(t *testing.T) {
 	t.Parallel()
-	c := newChat(t)
+	c := newSecuredChat(t)
 	each := scale(250, 2500)
-	pause1 := scale(20, 25)
+	pace := time.Duration(scale(15, 20)) * time.Millisecond
 	steady, left, flipped := c.room(), c.room(), c.room()
 	first := len(c.rows())
 
 	var publishing sync.WaitGroup
 	for _, name := range []string{"Ada", "Grace"} {
-		wait := c.process(sayer, name, itoa(each), fmt.Sprintf("%f", float64(pause1)/1000))
-		publishing.Go(wait)
+		p := c.speaker()
+		publishing.Go(func() { p.say(name, each, pace) })
 	}
 
 	cuts, restarts, returns, flips := 0, 0, 0, 0

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,15 +17,16 @@ import (
 func TestB16_RailsPage_IsNeverBornStale(t *testing.T) {
 	t.Parallel()
 	c := newSecuredChat(t)
+	p := c.speaker()
 	for _, page := range []string{"/rooms/1", "/stock/1"} {
-		c.process(sayer, "before", "2", "0")()
+		p.say("before", 2, 0)
 		c.px.set(func(p *proxy) { p.refuse = true })
 		b := openTabWith(t, c.railsApp.url(page), map[string]any{"init": watchStreams})
 		shown := b.ids()
 		if want := c.rows(); !slices.Equal(shown, want) {
 			t.Fatalf("%s was rendered with %v, want %v", page, shown, want)
 		}
-		c.process(sayer, "between", "3", "0")()
+		p.say("between", 3, 0)
 		c.px.set(func(p *proxy) { p.refuse = false })
 		b.live()
 		b.until(30*time.Second, fmt.Sprintf(`document.querySelectorAll("#messages > li").length === %d`, len(shown)+3))
@@ -33,7 +35,7 @@ func TestB16_RailsPage_IsNeverBornStale(t *testing.T) {
 			b.until(10*time.Second, `!document.querySelector("[signed-stream-name]").hasAttribute("connected")`)
 			b.live()
 		}
-		c.process(sayer, "after", "2", "0")()
+		p.say("after", 2, 0)
 		rows := c.rows()
 		b.until(30*time.Second, fmt.Sprintf(`document.querySelector("#messages > li:last-child").id === "message_%d"`, rows[len(rows)-1]))
 		if got := b.ids(); !slices.Equal(got, rows) {
@@ -74,12 +76,15 @@ func TestB91_RailsAMebibyteIsByteEqualInTheBrowser(t *testing.T) {
 			constructor(...args) { super(...args); this.addEventListener("message", event => frames.push(event.data)) }
 		}`})
 	b.read(c.px.ws(), "big", "")
-	c.process(`
+	_, out := c.process(`
 		Room.transaction do
 			Chronocast.broadcast("big", json: File.read(ARGV[0]))
 			raise ActiveRecord::Rollback
 		end
-		Room.transaction { Chronocast.broadcast("big", json: File.read(ARGV[0])) }`, file)()
+		Room.transaction { Chronocast.broadcast("big", json: File.read(ARGV[0])) }`, file)
+	if said, err := io.ReadAll(out); err != nil || len(said) > 0 {
+		t.Fatalf("the process said %q, %v", said, err)
+	}
 	b.awaitLast(1, 20*time.Second)
 	var hash string
 	b.eval(`(async () => {

@@ -27,6 +27,7 @@ type site struct {
 	mu    sync.Mutex          // guards what follows
 	items map[string][]string // what the database of the application holds
 	pages int
+	token func() string // what the application lets a page be; nil refuses
 }
 
 // openSite starts an application for a server. Its pages reach the server
@@ -38,6 +39,15 @@ func openSite(t testing.TB, s *server, cable string) *site {
 	mux := http.NewServeMux()
 	mux.Handle("/npm/", http.StripPrefix("/npm/", http.FileServer(http.Dir("node_modules/@hotwired"))))
 	mux.HandleFunc("/page", a.page)
+	mux.HandleFunc("/token", func(w http.ResponseWriter, r *http.Request) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.token == nil {
+			http.Error(w, "sign in first", http.StatusForbidden)
+			return
+		}
+		fmt.Fprint(w, a.token())
+	})
 	a.http = httptest.NewServer(mux)
 	t.Cleanup(a.http.Close)
 	return a
@@ -162,13 +172,31 @@ func (a *site) page(w http.ResponseWriter, r *http.Request) {
 		head += `<meta name="chronocast-takeover" content="true">`
 	}
 	head += q.Get("head")
+	if q.Get("token") != "" {
+		head += `<script type="module">
+			import { configure } from "` + a.s.url("/turbo.min.js") + `"
+			globalThis.asked = 0
+			configure({ token: async () => {
+				asked++
+				const answer = await fetch("/token")
+				if (!answer.ok) throw new Error("the application gives no token")
+				return await answer.text()
+			} })
+		</script>`
+	}
+	// The same for a signed name as Rails renders it, and for a public stream.
 	prefix, element := "", fmt.Sprintf(`<chronocast-stream-source stream="%s"`, html.EscapeString(stream))
-	if kind != "ours" {
+	signed := fmt.Sprintf(` channel="Turbo::StreamsChannel" signed-stream-name="%s"`, html.EscapeString(q.Get("name")))
+	switch name := q.Get("name"); {
+	case kind == "ours" && name != "":
+		element = `<chronocast-stream-source` + signed
+	case kind != "ours" && name != "":
+		prefix, element = "data-", `<turbo-cable-stream-source`+signed
+	case kind != "ours":
 		prefix, element = "data-", fmt.Sprintf(`<turbo-cable-stream-source channel="$pubsub" data-stream-name="%s"`, html.EscapeString(stream))
 	}
-	tag := strings.TrimPrefix(prefix, "") + "epoch"
 	if q.Get("at") != "none" {
-		element += fmt.Sprintf(` %s="%s" %soffset="%d"`, tag, at.Epoch, prefix, at.Last)
+		element += fmt.Sprintf(` %sepoch="%s" %soffset="%d"`, prefix, at.Epoch, prefix, at.Last)
 		if prefix != "" {
 			element += fmt.Sprintf(` data-page="page-%d-%d"`, page, time.Now().UnixNano())
 		}
