@@ -1,9 +1,9 @@
 #!/bin/sh
 # Installs what `make test` needs beyond Go, or says clearly what is missing:
 # a C compiler for the race detector, Node.js 20 with npm, Chromium, PostgreSQL's
-# server programs, pgbouncer and libfaketime, and the npm packages of client-js
-# and e2e. Debian's packages are installed when this runs as root; otherwise the
-# command to run is printed.
+# server programs, pgbouncer and libfaketime, Ruby with Rails and puma, and the
+# npm packages of client-js and e2e. Debian's packages are installed when this
+# runs as root; otherwise the command to run is printed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -22,6 +22,12 @@ if ! command -v initdb >/dev/null 2>&1 && ! ls /usr/lib/postgresql/*/bin/initdb 
 fi
 [ -x /usr/sbin/pgbouncer ] || want pgbouncer pgbouncer
 ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1 || missing="$missing libfaketime"
+want ruby ruby
+want puma puma
+# Not all of Rails: what the gem and its example use.
+if ! ruby -e 'require "rails"; require "action_cable"; require "active_record"; require "pg"; require "minitest"' >/dev/null 2>&1; then
+	missing="$missing ruby-railties ruby-actioncable ruby-activerecord ruby-pg ruby-minitest"
+fi
 
 if [ -n "$missing" ]; then
 	if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -39,4 +39,5 @@ type Identifier struct {
 	StreamName       string    // public stream, for channel $pubsub
 	SignedStreamName string    // signed stream, for $pubsub and Turbo::StreamsChannel
 	At               *Position // position carried inside the identifier, or nil
+	Page             string    // token of the page that was rendered at the position, or empty
 }

@@ -212,7 +212,8 @@ func decodePosition(raw []byte) (Position, error) {
 // ParseIdentifier reads a subscription identifier: a JSON object with a
 // channel, the stream's name, plain or signed, and maybe a position as epoch
 // and offset. Both halves of the position are strings (an offset may be a
-// number too) because that is how they come out of a page's attributes.
+// number too) because that is how they come out of a page's attributes. With a
+// position the token of the page is read too, when there is one.
 // Members with other names are the application's own and left alone. The
 // error is a *CommandError.
 func ParseIdentifier(s string) (Identifier, error) {
@@ -223,7 +224,7 @@ func ParseIdentifier(s string) (Identifier, error) {
 	if !validJSON(raw) {
 		return fail("identifier does not hold valid JSON")
 	}
-	var channel, name, signed, epoch, offset []byte
+	var channel, name, signed, epoch, offset, page []byte
 	object, _ := members(raw, func(key, value []byte) error {
 		switch string(key) {
 		case "channel":
@@ -236,6 +237,8 @@ func ParseIdentifier(s string) (Identifier, error) {
 			epoch = value
 		case "offset":
 			offset = value
+		case "page":
+			page = value
 		}
 		return nil
 	})
@@ -273,5 +276,6 @@ func ParseIdentifier(s string) (Identifier, error) {
 		return fail("offset in the identifier must be an integer from 0 to %d", uint64(MaxOffset))
 	}
 	id.At = at
+	id.Page, _ = stringValue(page) // the application's own when it is something else
 	return id, nil
 }

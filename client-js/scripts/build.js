@@ -1,4 +1,4 @@
-/** Builds dist/chronocast.min.js, the whole client as one minified ES module. */
+/** Builds dist/: the whole client, and the client with its elements for Turbo, each as one minified ES module. */
 
 import { writeFile } from 'node:fs/promises'
 import { fileURLToPath } from 'node:url'
@@ -14,14 +14,20 @@ const INTERNAL = [
   'again', 'asked', 'closed', 'connection', 'doubt', 'down', 'effects', 'emit', 'emitter', 'floor', 'flush',
   'fromStart', 'full', 'gate', 'handed', 'handle', 'handles', 'head', 'heads', 'held', 'hooks', 'host', 'idle',
   'listener', 'loops', 'mark', 'newer', 'options', 'passed', 'paused', 'queue', 'receive', 'renew', 'repause',
-  'request', 'restart', 'since', 'step', 'subscription', 'taken', 'tries', 'wake',
+  'request', 'restart', 'since', 'step', 'stop', 'subscription', 'taken', 'tries', 'up', 'wake',
 ]
 
-/** @returns {Promise<string>} the same text for the same sources, on every machine */
-export async function bundle() {
+/** Where each bundle begins. */
+export const ENTRIES = { 'chronocast.min.js': 'src/index.js', 'chronocast-turbo.min.js': 'src/turbo/index.js' }
+
+/**
+ * @param {keyof typeof ENTRIES} name
+ * @returns {Promise<string>} the same text for the same sources, on every machine
+ */
+export async function bundle(name = 'chronocast.min.js') {
   const { outputFiles } = await build({
     absWorkingDir: fileURLToPath(root),
-    entryPoints: ['src/index.js'],
+    entryPoints: [ENTRIES[name]],
     bundle: true,
     minify: true,
     format: 'esm',
@@ -35,5 +41,7 @@ export async function bundle() {
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
-  await writeFile(new URL('dist/chronocast.min.js', root), await bundle())
+  for (const name of /** @type {(keyof typeof ENTRIES)[]} */ (Object.keys(ENTRIES))) {
+    await writeFile(new URL('dist/' + name, root), await bundle(name))
+  }
 }

@@ -58,6 +58,8 @@ export class Connection {
   /** when the last frame came */
   #heard = 0
   #suspect = false
+  /** @type {string | null | undefined} kept until it has expired or an attempt with it has failed */
+  #token
   /** @type {(() => void) | null} */
   #unwatch = null
 
@@ -111,9 +113,12 @@ export class Connection {
   async #open(life) {
     try {
       const { token: ask, WebSocket } = this.options
-      const token = typeof ask === 'function' ? await ask() : ask
+      const token = this.#token ?? (typeof ask === 'function' ? await ask() : ask)
       if (life !== this.#life) return
-      const socket = new WebSocket(this.url, token ? [SUBPROTOCOL, 'anycable-token.' + token] : [SUBPROTOCOL])
+      this.#token = token
+      const url = new URL(this.url)
+      if (token) url.searchParams.set('token', token)
+      const socket = new WebSocket(url.href, [SUBPROTOCOL])
       this.#socket = socket
       socket.onopen = () => {
         if (socket.protocol !== SUBPROTOCOL) {
@@ -156,6 +161,7 @@ export class Connection {
   /** @param {{ reason: string, reconnect?: boolean }} frame */
   #dismissed({ reason, reconnect }) {
     const renewable = reason === 'token_expired' && typeof this.options.token === 'function'
+    if (renewable) this.#token = null
     if (reconnect === false && !renewable) {
       return this.#end(new ChronocastError('disconnected', `the server sends us away: ${reason}`, reason))
     }
@@ -222,6 +228,7 @@ export class Connection {
     }
     this.state = state
     if (was === 'connected') this.hooks.down()
+    else this.#token = null // a page is not told why an attempt fails: it may be for the token
     if (was !== state && life === this.#life) this.hooks.state(state)
   }
 

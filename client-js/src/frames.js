@@ -35,19 +35,16 @@ export const isName = (name) =>
 export const identifierOf = (stream) => JSON.stringify({ channel: '$pubsub', stream_name: stream })
 
 /**
- * encode returns the text of a command. With a position it asks for everything
- * after it.
+ * encode returns the text of a command. With a position of the named stream it
+ * asks for everything after it.
  *
  * @param {'subscribe' | 'unsubscribe' | 'history'} command
- * @param {string} stream
+ * @param {string} identifier
+ * @param {string | null} [stream]
  * @param {Position | null} [after]
  */
-export const encode = (command, stream, after) =>
-  JSON.stringify({
-    command,
-    identifier: identifierOf(stream),
-    history: after ? { streams: { [stream]: after } } : undefined,
-  })
+export const encode = (command, identifier, stream, after) =>
+  JSON.stringify({ command, identifier, history: stream && after ? { streams: { [stream]: after } } : undefined })
 
 /**
  * decode reads one frame; null stands for a type it does not know. It throws a

@@ -32,7 +32,7 @@ export { ChronocastError }
 
 /**
  * @typedef {object} Options
- * @property {import('./connection.js').Token} [token] who we are; a function is called for each connection
+ * @property {import('./connection.js').Token} [token] who we are; what a function gave is kept for as long as the server takes it
  * @property {import('./connection.js').SocketClass} [WebSocket] where the platform has none
  * @property {number} [minDelay] widest wait before the first reconnect, in ms; default 500
  * @property {number} [maxDelay] widest wait before any, in ms; default 30,000
@@ -84,17 +84,19 @@ class Client {
   }
 
   /**
-   * stream opens a reader of the named stream: "now" begins with the next
-   * message, "start" with the first one kept, a position with the one after it.
+   * stream opens a reader of a stream: "now" begins with the next message,
+   * "start" with the first one kept, a position with the one after it. The
+   * stream is named, or given as the identifier of an Action Cable channel.
    *
    * @template [Data=any]
-   * @param {string} name
+   * @param {string | Record<string, unknown>} target
    * @param {{ after?: After }} [options]
    * @returns {Stream<Data>}
    */
-  stream(name, { after = 'now' } = {}) {
+  stream(target, { after = 'now' } = {}) {
     this.#usable()
-    if (!isName(name)) throw new TypeError('chronocast: a stream name is 1 to 255 bytes of UTF-8 without control characters')
+    const name = typeof target === 'string' ? target : null
+    if (!isName(target) && !(/** @type {any} */ (target)?.channel)) throw new TypeError('chronocast: a stream name is 1 to 255 bytes of UTF-8 without control characters')
     if (after !== 'now' && after !== 'start') {
       try {
         after = position(after)
@@ -102,10 +104,10 @@ class Client {
         throw new TypeError('chronocast: after is "start", "now" or { epoch, offset }')
       }
     }
-    const identifier = identifierOf(name)
+    const identifier = name ? identifierOf(name) : JSON.stringify(target)
     let subscription = this.#subscriptions.get(identifier)
     if (!subscription) {
-      subscription = new Subscription(name, this.#connection, {
+      subscription = new Subscription(identifier, name, this.#connection, {
         idle: () => this.#subscriptions.delete(identifier),
         error: (error) => this.#error(error),
       })
@@ -113,7 +115,7 @@ class Client {
     }
     const handle = subscription.open(after)
     if (this.#wanted && this.#connection.state === 'idle') this.#connection.start()
-    return new Stream(handle, name)
+    return new Stream(handle)
   }
 
   /**
@@ -155,8 +157,11 @@ class Client {
   /** @param {import('./frames.js').Frame} frame */
   #frame(frame) {
     if (frame.type === 'ping') {
-      for (const [stream, at] of frame.heads) this.#subscriptions.get(identifierOf(stream))?.head(at)
-      return
+      const heads = new Map(frame.heads)
+      return this.#each((subscription) => {
+        const at = heads.get(subscription.name ?? '')
+        if (at) subscription.head(at)
+      })
     }
     const subscription = 'identifier' in frame && this.#subscriptions.get(frame.identifier ?? '')
     if (subscription) subscription.receive(frame)

@@ -259,14 +259,14 @@ class Loop {
 export class Stream {
   #handle
 
-  /**
-   * @param {Handle} handle
-   * @param {string} name
-   */
-  constructor(handle, name) {
+  /** @param {Handle} handle */
+  constructor(handle) {
     this.#handle = handle
-    /** @readonly */
-    this.name = name
+  }
+
+  /** What the server calls the stream; null until it has told, where an identifier was given. */
+  get name() {
+    return this.#handle.subscription.name
   }
 
   /** Position of the last message handed over, or null before the first confirmation. */

@@ -54,11 +54,13 @@ export class Subscription {
   #timerAt = Infinity
 
   /**
-   * @param {string} name
+   * @param {string} identifier
+   * @param {string | null} name of the stream; null until the server tells it
    * @param {import('./connection.js').Connection} connection
    * @param {Host} host
    */
-  constructor(name, connection, host) {
+  constructor(identifier, name, connection, host) {
+    this.identifier = identifier
     this.name = name
     this.connection = connection
     this.host = host
@@ -150,7 +152,7 @@ export class Subscription {
           }
           break
         case 'confirm_subscription':
-          for (const [stream, at] of frame.heads) if (stream === this.name) this.#confirm(at)
+          for (const [stream, at] of frame.heads) if (stream === (this.name ??= stream)) this.#confirm(at)
           break
         case 'confirm_history':
           this.#pending = null
@@ -223,7 +225,8 @@ export class Subscription {
   /** ask sends the subscribe, and will again until it is answered. */
   #ask() {
     const { platform, options } = this.connection
-    const lowest = this.#lowest(({ state }) => !state.paused)
+    // Without the name the position cannot be told: the answer brings it, and a request follows.
+    const lowest = this.#lowest(({ state }) => !!this.name && !state.paused)
     this.#wire = 'asked'
     this.#send('subscribe', lowest)
     this.#retryAt =
@@ -297,7 +300,7 @@ export class Subscription {
    * @param {Position | null} [after]
    */
   #send(command, after) {
-    this.connection.send(encode(command, this.name, after))
+    this.connection.send(encode(command, this.identifier, this.name, after))
   }
 
   /** @param {Parameters<Handle['step']>[0]} event */

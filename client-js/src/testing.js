@@ -418,8 +418,9 @@ export class FakeServer {
   answer(socket, { command, identifier, history }) {
     const identifiers = this.#subscribed.get(socket)
     if (!identifiers) return
+    const { stream_name, signed_stream_name: signed } = JSON.parse(identifier)
     /** @type {string} */
-    const stream = JSON.parse(identifier).stream_name
+    const stream = stream_name ?? JSON.parse(atob(signed.split('--')[0]))
     const { epoch, messages } = this.log(stream)
     const known = identifiers.get(identifier)
     const after = history?.streams[stream]

@@ -141,11 +141,48 @@ describe('connecting', () => {
 })
 
 describe('tokens', () => {
-  test('a token travels as one more subprotocol', async () => {
-    const w = world({ token: 'abc.def' })
+  /** @param {ReturnType<typeof world>} w */
+  const shown = (w) => w.server.sockets.map(({ url }) => new URL(url).searchParams.get('token'))
+
+  test('a token travels in the query', async () => {
+    const w = world({ token: 'abc.def+/=&' })
     w.open(S)
     await w.run()
-    assert.deepEqual(w.server.socket.protocols, ['chronocast-v1-json', 'anycable-token.abc.def'])
+    assert.deepEqual(shown(w), ['abc.def+/=&'])
+    assert.deepEqual(w.server.socket.protocols, ['chronocast-v1-json'])
+  })
+
+  test('a token is kept while the server takes it, and not after an attempt that failed', async () => {
+    let n = 0
+    const w = world({ token: async () => `t${++n}` })
+    const s = w.open(S)
+    await w.run()
+    for (let i = 0; i < 3; i++) {
+      w.server.cut()
+      await w.run(10_000)
+      assert.equal(s.stream.state, 'live')
+    }
+    assert.deepEqual(shown(w), ['t1', 't1', 't1', 't1'])
+    w.server.accepting = false
+    w.server.cut()
+    await w.run(200)
+    w.server.accepting = true
+    await w.run(10_000)
+    assert.equal(s.stream.state, 'live')
+    assert.equal(shown(w)[4], 't1')
+    assert.equal(shown(w)[5], 't2')
+  })
+
+  test('a client that lets go and connects again shows the same token', async () => {
+    let n = 0
+    const w = world({ token: () => `t${++n}` })
+    w.open(S)
+    await w.run()
+    w.client.disconnect()
+    await w.run()
+    w.client.connect()
+    await w.run()
+    assert.deepEqual(shown(w), ['t1', 't1'])
   })
 
   test('B142: an expired token is asked for anew, and the stream goes on exactly', async () => {
@@ -160,7 +197,7 @@ describe('tokens', () => {
     await w.run(10_000)
     publish(w, 7)
     await w.run()
-    assert.deepEqual(w.server.sockets.map((socket) => socket.protocols[1]), ['anycable-token.t1', 'anycable-token.t2'])
+    assert.deepEqual(shown(w), ['t1', 't2'])
     assert.deepEqual(s.data, upTo(7))
   })
 

@@ -77,8 +77,8 @@ describe('decode', () => {
 describe('encode', () => {
   test('commands as the server reads them', () => {
     assert.equal(I, '{"channel":"$pubsub","stream_name":"chat/42"}')
-    assert.deepEqual(JSON.parse(encode('subscribe', 'chat/42')), { command: 'subscribe', identifier: I })
-    assert.deepEqual(JSON.parse(encode('history', 'chat/42', { epoch: '7', offset: 41 })), {
+    assert.deepEqual(JSON.parse(encode('subscribe', I, 'chat/42')), { command: 'subscribe', identifier: I })
+    assert.deepEqual(JSON.parse(encode('history', I, 'chat/42', { epoch: '7', offset: 41 })), {
       command: 'history',
       identifier: I,
       history: { streams: { 'chat/42': { epoch: '7', offset: 41 } } },
@@ -86,6 +86,6 @@ describe('encode', () => {
   })
 
   test('a stream called __proto__ is asked for by its name', () => {
-    assert.match(encode('history', '__proto__', { epoch: '7', offset: 1 }), /"streams":\{"__proto__":\{"epoch":"7","offset":1\}\}/)
+    assert.match(encode('history', identifierOf('__proto__'), '__proto__', { epoch: '7', offset: 1 }), /"streams":\{"__proto__":\{"epoch":"7","offset":1\}\}/)
   })
 })

@@ -89,7 +89,10 @@ func (c config) serve(ctx context.Context, stdout, stderr io.Writer) (err error)
 	}})
 	trimmer := history.NewTrimmer(store, c.retention(), history.TrimmerOptions{Logger: log})
 	client := clientjs.Handler()
-	pages := map[string]http.Handler{"/client.js": client, "/client.min.js": client, "/client/": client}
+	pages := map[string]http.Handler{}
+	for _, pattern := range clientjs.Paths() {
+		pages[pattern] = client
+	}
 	front := []func(context.Context) error{}
 	if c.Demo && !c.Security.secured() {
 		d := demo.New(seq.Append, demo.Options{Logger: log})

@@ -182,6 +182,9 @@ func (c *Subscription) rewindLocked(p protocol.Position, to uint64, done []byte)
 		return ErrClosed
 	}
 	s.hub.n.replays.Add(1)
+	if c.state == holding {
+		c.sent = p // it begins there
+	}
 	c.state = catching
 	c.life, c.cursor, c.replayTo = s.life, p, to
 	c.owed = nil

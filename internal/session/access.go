@@ -95,6 +95,9 @@ func (s *Session) follow(ctx context.Context, identifier string, streams []strin
 func (sub *subscription) closeAll() {
 	for ; sub != nil; sub = sub.next {
 		sub.Close()
+		if sub.page != nil {
+			sub.page.leave(sub)
+		}
 	}
 }
 

@@ -58,6 +58,8 @@ type Config struct {
 	// Refused, when not nil, is told the reason of every refusal.
 	Refused func(reason string)
 	Log     *zap.Logger // nil logs nothing
+
+	pages *pages
 }
 
 func (c Config) withDefaults() Config {
@@ -83,7 +85,11 @@ func (c Config) withDefaults() Config {
 type Factory struct{ cfg Config }
 
 // NewFactory returns a Factory for sessions with this configuration.
-func NewFactory(cfg Config) *Factory { return &Factory{cfg.withDefaults()} }
+func NewFactory(cfg Config) *Factory {
+	cfg = cfg.withDefaults()
+	cfg.pages = newPages()
+	return &Factory{cfg}
+}
 
 // New returns a session that answers through sink. The client is told its id,
 // and the log names it as conn. Close the session in the end.
@@ -124,6 +130,7 @@ type subscription struct {
 	at   *protocol.Position // in the identifier
 	ran  request            // the last replay that began; touched by Handle alone
 	next *subscription      // with another stream that the identifier leads to, or nil
+	page *page              // that is served, when its identifier names one
 }
 
 // Welcome greets the client. It comes before everything else.
@@ -299,6 +306,7 @@ func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
 		s.unavailable(ctx, cmd, err)
 		return
 	}
+	s.cfg.pages.join(cmd.Identifier, id, first)
 	s.keep(cmd.Identifier, first, access)
 
 	// The subscription is registered and holding: whatever is committed from

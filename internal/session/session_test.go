@@ -45,6 +45,8 @@ const epoch = 1700000000000000
 //	wipe EPOCH                      the log begins another life
 //	down [OP], up                   the log stops answering (heads, range or since only), answers again
 //	stall, resume                   the client stops reading, reads again
+//	again                           the connection ends and the client connects anew
+//	beside                          the client connects anew, and the server does not know that the connection is dead
 //	sleep DURATION                  time passes
 //	ping UNIX                       the server pings
 //	many N FRAME                    < N times, # in FRAME being the count
@@ -250,6 +252,8 @@ type stage struct {
 	hub  *hub.Hub
 	sink *hubtest.Sink
 	sess *session.Session
+	all  []*session.Session
+	made *session.Factory
 
 	level string
 	cfg   session.Config
@@ -275,8 +279,8 @@ func play(t *testing.T, script []byte) []byte {
 			s.step(verb, rest)
 		}
 	}
-	if s.sess != nil {
-		s.sess.Close()
+	for _, sess := range s.all {
+		sess.Close()
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -297,7 +301,12 @@ func (s *stage) open() {
 	}
 	s.sink = hubtest.NewSink(64 << 10)
 	s.cfg.Hub, s.cfg.Authorizer = s.hub, auth.Open{}
-	s.sess = session.NewFactory(s.cfg).New(codec, s.sink, "sid-1")
+	if s.made == nil {
+		s.made = session.NewFactory(s.cfg)
+	}
+	s.sess = s.made.New(codec, s.sink, "sid-1")
+	s.all = append(s.all, s.sess)
+	s.seen = 0
 }
 
 func (s *stage) step(verb, rest string) {
@@ -350,6 +359,11 @@ func (s *stage) step(verb, rest string) {
 		s.sink.Stall()
 	case "resume":
 		s.sink.Resume()
+	case "again":
+		s.sess.Close()
+		s.open()
+	case "beside":
+		s.open()
 	case "sleep":
 		d, err := time.ParseDuration(rest)
 		if err != nil {
