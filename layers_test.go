@@ -33,6 +33,7 @@ var layers = map[string][]string{
 	"internal/session":         {"protocol", "history", "internal/hub", "internal/auth"},
 	"internal/socket":          {},
 	"internal/demo":            {"protocol", "sequencer"},
+	"internal/load":            {},
 	"internal/server": {"protocol", "sequencer", "history", "internal/hub", "internal/auth",
 		"internal/session", "internal/socket"},
 	"e2e": {},
