@@ -25,7 +25,7 @@ type Options struct {
 	PublishURL string // where; defaults to the host of URL
 	Key        string // publish key
 	Publishers int    // connections that publish; 4
-	Pipeline   int    // requests under way on each; 16
+	Pipeline   int    // requests under way on each; 16, or 1 for PublishAnyCable
 	Batch      int    // messages in one body of PublishBroadcast; 256
 	Perform    string // data of PublishPerform, JSON in which {payload} stands for the payload
 
@@ -86,6 +86,9 @@ func (o Options) withDefaults() Options {
 		number(&o.Publishers, min(or(o.Clients, defaultAnswers)[0], 64))
 	}
 	number(&o.Publishers, 4)
+	if o.Publish == PublishAnyCable { // some servers, Puma among them, stall on a request that came with another
+		number(&o.Pipeline, 1)
+	}
 	number(&o.Pipeline, 16)
 	number(&o.Batch, 256)
 	number(&o.Loops, 1)
