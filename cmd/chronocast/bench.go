@@ -80,7 +80,7 @@ func parseBench(args []string, stdout, stderr io.Writer) (*benching, int) {
 	f.StringVar(&o.PublishURL, "publish-url", "", "where to publish, a `URL`; normally the host of the cable")
 	f.StringVar(&o.Key, "key", os.Getenv("CHRONOCAST_PUBLISH_KEY"), "publish `key`; better in the environment variable CHRONOCAST_PUBLISH_KEY, where ps does not show it")
 	f.StringVar(&o.Perform, "perform", "", "data of a command that publishes, `JSON` in which {payload} stands for the payload (default {\"action\":\"speak\",\"message\":{payload}})")
-	f.IntVar(&o.Publishers, "publishers", 0, "connections that publish (default 4)")
+	f.IntVar(&o.Publishers, "publishers", 0, "connections that publish (default 4; constant and herd: 64; tokens: one for each answer)")
 	f.IntVar(&o.Pipeline, "pipeline", 0, "requests under way on each of them (default 16, anycable: 1)")
 	f.IntVar(&o.Batch, "batch", 0, "messages in one body of --publish broadcast (default 256)")
 	f.Var((*intList)(&o.Clients), "clients", "how many clients, a `list` such as 250,500 with a step for each")
