@@ -14,7 +14,7 @@ const (
 	pageBytes     = 512 << 10 // payload bytes of one read
 	blockMessages = 64        // messages encoded together, and what blocks are aligned to
 	pushBytes     = 64 << 10  // bytes of one push, but at least one block
-	servePages    = 4         // pages pushed before others have their turn
+	servePushes   = 8         // pushes before others have their turn
 	retryMin      = 50 * time.Millisecond
 	retryMax      = time.Second
 	stallMin      = 5 * time.Millisecond
@@ -31,14 +31,19 @@ const (
 	failed                 // the log did not answer
 )
 
+// feeder is one of the workers that serve subscriptions which catch up.
+type feeder struct {
+	frames [][]byte // of the push being made
+}
+
 // catchUp serves one subscription for a while: it pushes what follows its
 // cursor, and makes it live where the cursor meets the fan-out.
-func (c *Subscription) catchUp(ctx context.Context) {
+func (f *feeder) catchUp(c *Subscription, ctx context.Context) {
 	c.mu.Lock()
 	c.work = running
 	c.mu.Unlock()
 
-	out := c.serve(ctx)
+	out := f.serve(ctx, c)
 
 	c.mu.Lock()
 	again := out == more || (c.work == rerun && c.state == catching)
@@ -47,20 +52,22 @@ func (c *Subscription) catchUp(ctx context.Context) {
 		c.work = queued
 	}
 	wait := time.Duration(0)
-	switch out {
-	case full:
-		if c.stalls++; c.stalls > 1 { // it had room, but not for the next frame
-			wait = min(stallMin<<min(c.stalls-2, 6), stallMax)
+	if t := c.trail; t != nil {
+		switch out {
+		case full:
+			if t.stalls++; t.stalls > 1 { // it had room, but not for the next frame
+				wait = min(stallMin<<min(t.stalls-2, 6), stallMax)
+			}
+		case failed:
+			t.failures++
+			wait = min(retryMin<<min(t.failures-1, 5), retryMax)
+		default:
+			t.failures = 0
 		}
-	case failed:
-		c.failures++
-		wait = min(retryMin<<min(c.failures-1, 5), retryMax)
-	default:
-		c.failures = 0
 	}
 	c.mu.Unlock()
 
-	hub := c.stream.hub
+	hub := c.group.stream.hub
 	switch {
 	case again:
 		hub.catchups.push(c)
@@ -73,29 +80,24 @@ func (c *Subscription) catchUp(ctx context.Context) {
 	}
 }
 
-func (c *Subscription) serve(ctx context.Context) outcome {
-	s := c.stream
-	for range servePages {
+func (f *feeder) serve(ctx context.Context, c *Subscription) outcome {
+	for range servePushes {
 		from, out, done := c.pay()
 		if done {
 			return out
 		}
-		msgs, ask, done := c.fromWindow(from)
+		head, done := c.look(from)
 		if done {
 			return settled
 		}
-		if ask {
-			page, err := s.page(ctx, from)
-			if err != nil {
-				return failed
+		blocks, err := f.gather(ctx, c, from, head)
+		if len(blocks) == 0 {
+			if err == nil {
+				c.lost(ctx, from) // a reset has queued it again
 			}
-			if len(page.Messages) == 0 || page.Epoch != from.epoch {
-				c.lost(ctx, from)
-				return failed // for now; a reset has queued it again
-			}
-			msgs = page.Messages
+			return failed // for now
 		}
-		if out, done := c.push(from, msgs); done {
+		if out, done := c.push(from, f.frames, blocks); done {
 			return out
 		}
 	}
@@ -104,164 +106,206 @@ func (c *Subscription) serve(ctx context.Context) outcome {
 
 // place is where a worker found a subscription.
 type place struct {
-	turns, life uint64
-	epoch       protocol.Epoch
-	after       uint64
-	replayTo    uint64
-	owing       bool // a frame is due right after replayTo
+	trail    *trail
+	turns    uint64
+	life     *lifetime
+	after    uint64
+	replayTo uint64
+	owing    bool // a frame is due right after replayTo
+}
+
+// atLocked says whether the subscription is still where the worker found it,
+// but for what the worker has pushed.
+func (c *Subscription) atLocked(from place) bool {
+	return c.state == catching && c.trail == from.trail && c.trail.turns == from.turns
 }
 
 // pay pushes the frames that are owed here.
 func (c *Subscription) pay() (from place, out outcome, done bool) {
 	c.mu.Lock()
-	cut := c.cut
-	if c.state == catching && cut != "" {
+	if c.state != catching {
+		c.mu.Unlock()
+		return place{}, settled, true
+	}
+	t := c.trailLocked()
+	if t.cut != "" {
+		cut := t.cut
 		c.state = closed
 		c.mu.Unlock()
-		c.stream.hub.n.cuts.Add(1)
+		c.group.stream.hub.n.cuts.Add(1)
 		c.sink.Cut(cut)
 		return place{}, settled, true
 	}
 	defer c.mu.Unlock()
-	if c.state != catching {
-		return place{}, settled, true
-	}
-	if len(c.owed) > 0 {
-		if !c.sink.Push(c.owed) {
+	if t.owed != nil {
+		if !c.sink.Push([][]byte{t.owed}) {
 			return place{}, full, true
 		}
-		c.owed, c.sent, c.stalls = nil, c.cursor, 0
+		t.owed, t.sent, t.stalls = nil, c.positionLocked(), 0
 	}
-	if len(c.done) > 0 && c.cursor.Offset >= c.replayTo {
-		if !c.sink.Push(c.done) {
+	if len(t.done) > 0 && c.cursor >= t.replayTo {
+		if !c.sink.Push(t.done) {
 			return place{}, full, true
 		}
-		c.done, c.stalls = nil, 0
+		t.done, t.stalls = nil, 0
 	}
 	return place{
-		turns: c.turns, life: c.life, epoch: c.cursor.Epoch,
-		after: c.cursor.Offset, replayTo: c.replayTo, owing: len(c.done) > 0,
+		trail: t, turns: t.turns, life: c.life,
+		after: c.cursor, replayTo: t.replayTo, owing: len(t.done) > 0,
 	}, settled, false
 }
 
-// fromWindow returns what follows in memory. done tells that the subscription
-// is live now, ask that the log must be read.
-func (c *Subscription) fromWindow(from place) (msgs []protocol.Message, ask, done bool) {
-	s := c.stream
+// look returns how far the stream has come. done tells that the subscription
+// is live now, or no longer the worker's.
+func (c *Subscription) look(from place) (head uint64, done bool) {
+	s := c.group.stream
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.absorbLocked()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.state != catching || c.turns != from.turns {
-		return nil, false, c.state != catching
+	if !c.atLocked(from) {
+		return 0, c.state != catching
 	}
-	if from.after >= s.fanned && len(c.done) == 0 {
-		c.state, c.stalls = live, 0
-		return nil, false, true
+	if from.after >= s.fanned && len(c.trail.done) == 0 {
+		c.state, c.trail = live, nil
+		return 0, true
 	}
-	msgs, covered := s.tail.After(from.after, pageMessages, pageBytes)
-	return msgs, !covered || len(msgs) == 0, false
+	return s.tail.Head().Offset, false
 }
 
-// push encodes and pushes the messages as far as there is room.
-func (c *Subscription) push(from place, msgs []protocol.Message) (out outcome, done bool) {
-	if left := from.replayTo - from.after; from.owing && left < uint64(len(msgs)) {
-		msgs = msgs[:left]
+// block is the frames of some consecutive messages. It is shared.
+type block struct {
+	frames [][]byte
+	to     uint64 // offset of the last
+	bytes  int
+}
+
+// gather collects in f.frames what is pushed next. The error is that of the
+// log; without one, no blocks mean that what follows cannot be had.
+func (f *feeder) gather(ctx context.Context, c *Subscription, from place, head uint64) (blocks []block, err error) {
+	f.frames = f.frames[:0]
+	size, at := 0, from.after
+	for len(blocks) == 0 || size < pushBytes && at < head && !(from.owing && at >= from.replayTo) {
+		b, err := c.group.blockAfter(ctx, at, from, head)
+		if err != nil || b.to == 0 {
+			return blocks, err
+		}
+		f.frames = append(f.frames, b.frames...)
+		blocks = append(blocks, b)
+		size += b.bytes
+		at = b.to
 	}
-	for len(msgs) > 0 {
-		var frames [][]byte
-		n, size, one, oneN := 0, 0, 0, 0
-		for n < len(msgs) && size < pushBytes {
-			k := blockLen(msgs[n:], from.replayTo)
-			for _, f := range c.stream.block(c.group, from, msgs[n:n+k]) {
-				size += len(f)
-				frames = append(frames, f)
-			}
-			if n += k; oneN == 0 {
-				one, oneN = len(frames), n
-			}
-		}
-		c.mu.Lock()
-		if c.state != catching || c.turns != from.turns {
-			c.mu.Unlock()
-			return more, c.state != catching
-		}
-		ok := c.sink.Push(frames)
-		if !ok && oneN < n {
-			n, ok = oneN, c.sink.Push(frames[:one])
-		}
-		if ok {
-			c.cursor.Offset = msgs[n-1].Offset
-			c.sent, c.stalls = c.cursor, 0
-		}
-		c.mu.Unlock()
-		if !ok {
-			return full, true
-		}
-		c.stream.hub.n.delivered.Add(uint64(n))
-		msgs = msgs[n:]
+	return blocks, nil
+}
+
+// push pushes the blocks, or the first of them, as there is room.
+func (c *Subscription) push(from place, frames [][]byte, blocks []block) (out outcome, done bool) {
+	defer clear(frames)
+	to := blocks[len(blocks)-1].to
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.atLocked(from) {
+		return more, c.state != catching
 	}
+	ok := c.sink.Push(frames)
+	if !ok && len(blocks) > 1 {
+		to, ok = blocks[0].to, c.sink.Push(blocks[0].frames)
+	}
+	if !ok {
+		return full, true
+	}
+	c.group.stream.hub.n.delivered.Add(to - c.cursor)
+	c.cursor = to
+	c.trail.sent, c.trail.stalls = c.positionLocked(), 0
 	return more, false
 }
 
-// blockLen returns how many of the messages are encoded together: up to the
-// next aligned offset, so that readers at different positions share frames,
-// and not across the end of the replay.
-func blockLen(msgs []protocol.Message, replayTo uint64) int {
-	first := msgs[0].Offset
-	n := blockMessages - (first-1)%blockMessages
-	if first <= replayTo {
-		n = min(n, replayTo-first+1)
+// blockEnd returns where the block after an offset ends: at the next aligned
+// offset, so that readers at different positions share frames, not across the
+// end of the replay, and not past the head.
+func blockEnd(after, replayTo, head uint64) uint64 {
+	end := after - after%blockMessages + blockMessages
+	if after < replayTo {
+		end = min(end, replayTo)
 	}
-	return int(min(n, uint64(len(msgs))))
+	if after < head {
+		end = min(end, head)
+	}
+	return end
 }
 
-func (s *stream) block(g *group, from place, msgs []protocol.Message) [][]byte {
-	replay := msgs[0].Offset <= from.replayTo
-	key := cacheKey{life: from.life, from: msgs[0].Offset - 1, to: msgs[len(msgs)-1].Offset, group: g.key, replay: replay}
-	if frames, ok := s.hub.cache.get(key).([][]byte); ok {
-		return frames
+// blockAfter returns the frames after the offset: those that were encoded for
+// another reader, or from the window, or from the log. Its end is 0 when there
+// are none. It may end earlier than it could.
+func (g *group) blockAfter(ctx context.Context, after uint64, from place, head uint64) (block, error) {
+	s := g.stream
+	end := blockEnd(after, from.replayTo, head)
+	replay := after < from.replayTo
+	key := cacheKey{life: from.life.number, from: after, to: end, group: g.key(), replay: replay}
+	if b, ok := s.hub.cache.get(key).(block); ok {
+		return b, nil
 	}
-	frames := s.encode(g, from.epoch, msgs, replay)
-	size := 0
-	for _, f := range frames {
-		size += len(f) + 24
+	msgs, ok := s.fromWindow(from.life, after, int(end-after))
+	if !ok {
+		page, err := s.page(ctx, from.life, after)
+		if err != nil || page.Epoch != from.life.epoch {
+			return block{}, err
+		}
+		msgs = page.Messages[:min(len(page.Messages), int(end-after))]
 	}
-	s.hub.cache.put(key, frames, size)
-	return frames
+	if len(msgs) == 0 {
+		return block{}, nil
+	}
+	b := block{frames: g.encode(nil, from.life.epoch, msgs, replay), to: msgs[len(msgs)-1].Offset}
+	for _, f := range b.frames {
+		b.bytes += len(f)
+	}
+	s.hub.cache.put(key, b, b.bytes+24*len(b.frames))
+	return b, nil
+}
+
+// fromWindow returns messages in memory; false when the log must be asked.
+func (s *stream) fromWindow(life *lifetime, after uint64, limit int) ([]protocol.Message, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.life != life {
+		return nil, false
+	}
+	msgs, covered := s.tail.After(after, limit, pageBytes)
+	return msgs, covered && len(msgs) > 0
 }
 
 // page reads what follows from the log. Reads are aligned, so that readers at
 // similar positions share them.
-func (s *stream) page(ctx context.Context, from place) (history.Page, error) {
+func (s *stream) page(ctx context.Context, life *lifetime, after uint64) (history.Page, error) {
 	s.mu.Lock()
 	first := s.first
 	s.mu.Unlock()
-	aligned := from.after - from.after%pageMessages
-	if first > 0 && aligned < first-1 && first-1 <= from.after {
+	aligned := after - after%pageMessages
+	if first > 0 && aligned < first-1 && first-1 <= after {
 		aligned = first - 1
 	}
-	page, err := s.readPage(ctx, from, aligned)
-	if err != nil || aligned == from.after || len(page.Messages) > 0 || page.Epoch != from.epoch {
+	page, err := s.readPage(ctx, life, after, aligned)
+	if err != nil || aligned == after || len(page.Messages) > 0 || page.Epoch != life.epoch {
 		return page, err
 	}
-	return s.readPage(ctx, from, from.after)
+	return s.readPage(ctx, life, after, after)
 }
 
 // readPage reads a page that begins after the offset at, and returns what
-// follows from.after of it.
-func (s *stream) readPage(ctx context.Context, from place, at uint64) (history.Page, error) {
-	key := cacheKey{life: from.life, from: at}
+// follows after of it.
+func (s *stream) readPage(ctx context.Context, life *lifetime, after, at uint64) (history.Page, error) {
+	key := cacheKey{life: life.number, from: at}
 	if page, ok := s.hub.cache.get(key).(history.Page); ok {
-		if page = following(page, from.after); len(page.Messages) > 0 {
+		if page = following(page, after); len(page.Messages) > 0 {
 			return page, nil
 		}
 	}
-	name := strconv.FormatUint(from.life, 10) + " " + strconv.FormatUint(at, 10)
+	name := strconv.FormatUint(life.number, 10) + " " + strconv.FormatUint(at, 10)
 	page, err := s.hub.pages.do(ctx, name, false, func(ctx context.Context) (history.Page, error) {
 		page, err := s.hub.rangeOf(s.name, at, pageMessages, pageBytes)(ctx)
-		if err == nil && page.Epoch == from.epoch && len(page.Messages) > 0 {
+		if err == nil && page.Epoch == life.epoch && len(page.Messages) > 0 {
 			size := 0
 			for _, m := range page.Messages {
 				size += cost(m)
@@ -273,7 +317,7 @@ func (s *stream) readPage(ctx context.Context, from place, at uint64) (history.P
 	if err != nil {
 		return history.Page{}, err
 	}
-	return following(page, from.after), nil
+	return following(page, after), nil
 }
 
 // following returns the part of a shared page after the offset.
@@ -290,7 +334,7 @@ func following(page history.Page, after uint64) history.Page {
 // may be trimmed, the stream may have begun anew, or the page may only be
 // older than what this node knows.
 func (c *Subscription) lost(ctx context.Context, from place) {
-	s := c.stream
+	s := c.group.stream
 	s.mu.Lock()
 	before, life := s.markLocked()
 	s.mu.Unlock()
@@ -303,7 +347,7 @@ func (c *Subscription) lost(ctx context.Context, from place) {
 	if s.life == from.life && !s.tail.Covers(from.after) && from.after+1 < s.first {
 		span := s.spanLocked()
 		c.mu.Lock()
-		if c.state == catching && c.turns == from.turns {
+		if c.atLocked(from) {
 			frame := c.group.resetFrame(protocol.ReasonTrimmed, span)
 			if c.resetLocked(protocol.ReasonTrimmed, frame, span.Head()) {
 				told = append(told, c)

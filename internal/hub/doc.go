@@ -3,8 +3,8 @@
 //
 // Hints of committed messages come in through [Hub.Publish]; each stream that
 // has subscribers passes them through a [history.Tail]. What passes is fanned
-// out by the shard the stream belongs to: one goroutine per shard, none per
-// subscription. A subscription that cannot take more, or that replays, is
+// out in passes: one worker per shard, no goroutine per subscription. A worker
+// whose shard has nothing to do serves parts of the passes of others. A subscription that cannot take more, or that replays, is
 // served by a bounded pool of catch-up workers from the window in memory and
 // from the log, until it meets the head again.
 //
@@ -21,9 +21,9 @@
 // In the order they may be taken, each held for memory operations only:
 //
 //	shard.mu        registry of the shard's streams
-//	stream.mu       gate, window, members of one stream
+//	stream.mu       gate, window, members of one stream, who serves which of them
 //	Subscription.mu cursor and state; the only lock held across Sink.Push
-//	leaves          stream.inMu, shard.queueMu, the queues, the caches, the flights
+//	leaves          pass.mu, stream.inMu, shard.queueMu, the queues, the caches, the flights
 //
 // No lock is held across a read of the log, Sink.Room or Sink.Cut. Codecs are
 // called under a lock: they only encode.

@@ -106,7 +106,7 @@ func (h *Hub) sweep(ctx context.Context) error {
 func (h *Hub) sweepChunk(streams []*stream) error {
 	type mark struct {
 		before protocol.Position
-		life   uint64
+		life   *lifetime
 	}
 	names := make([]string, len(streams))
 	marks := make([]mark, len(streams))

@@ -40,6 +40,7 @@ var ErrClosed = errors.New("hub: closed")
 // Options are the wishes of a hub's owner. Zero fields take the defaults.
 type Options struct {
 	Shards         int           // fan-out goroutines; default GOMAXPROCS
+	TurnSize       int           // subscriptions of a stream served before others have their turn; default 128
 	CatchUpWorkers int           // goroutines that serve replays and lagging readers; default 8
 	FillWorkers    int           // goroutines that fill the gaps of streams; default 4
 	GapDelay       time.Duration // how long a gap may close by itself before the log is read; default 5 ms
@@ -67,6 +68,7 @@ func orDefault[T int | int64 | time.Duration](field *T, value T) {
 
 func (o Options) withDefaults() Options {
 	orDefault(&o.Shards, runtime.GOMAXPROCS(0))
+	orDefault(&o.TurnSize, 128)
 	orDefault(&o.CatchUpWorkers, 8)
 	orDefault(&o.FillWorkers, 4)
 	orDefault(&o.GapDelay, 5*time.Millisecond)
@@ -146,11 +148,13 @@ func New(log history.Log, opts Options) *Hub {
 // gone. It may be called once. Afterwards nothing is pushed any more.
 func (h *Hub) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	for _, sh := range h.shards {
-		wg.Go(func() { sh.run(h.ctx) })
+	for i, sh := range h.shards {
+		w := &worker{hub: h, shard: sh, index: i}
+		wg.Go(func() { w.work(h.ctx) })
 	}
 	for range h.opts.CatchUpWorkers {
-		wg.Go(func() { h.catchups.work(h.ctx, (*Subscription).catchUp) })
+		f := new(feeder)
+		wg.Go(func() { h.catchups.work(h.ctx, f.catchUp) })
 	}
 	for range h.opts.FillWorkers {
 		wg.Go(func() { h.fills.work(h.ctx, (*stream).fill) })

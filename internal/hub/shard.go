@@ -2,24 +2,14 @@ package hub
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/chronocast/chronocast/protocol"
 )
 
-const (
-	turnSize     = 256       // subscriptions served before other streams have their turn
-	yieldEvery   = 64        // and before the scheduler may run something else
-	passMessages = 512       // most messages of one pass
-	passBytes    = 256 << 10 // and most bytes, but at least one message
-	restOver     = 100 * time.Microsecond
-	restMax      = 25 * time.Millisecond
-)
-
-// shard fans out the streams that hash to it, from one goroutine.
+// shard holds the streams that hash to it, and the queue of those that have a
+// turn coming. A worker serves it, and the queues of others when its own is
+// empty.
 type shard struct {
 	hub *Hub
 
@@ -28,9 +18,28 @@ type shard struct {
 
 	messages, bytes atomic.Int64 // charged for hints that wait
 
-	queueMu sync.Mutex // guards queue, and ready and resting of each stream; a leaf
-	queue   []*stream
+	busy    atomic.Bool // its worker is not asleep
 	wake    chan struct{}
+	queueMu sync.Mutex // guards what follows, and ready and resting of each stream; a leaf
+	fresh   fifo       // streams with a first turn coming
+	begun   fifo       // streams that have had a turn of the pass under way
+}
+
+// fifo is a queue of streams.
+type fifo struct{ streams []*stream }
+
+func (q *fifo) push(s *stream) { q.streams = append(q.streams, s) }
+
+func (q *fifo) pop() *stream {
+	if len(q.streams) == 0 {
+		return nil
+	}
+	s := q.streams[0]
+	q.streams[0] = nil
+	if q.streams = q.streams[1:]; len(q.streams) == 0 {
+		q.streams = nil
+	}
+	return s
 }
 
 func newShard(h *Hub) *shard {
@@ -96,29 +105,52 @@ func (sh *shard) discharge(l load) {
 }
 
 // enqueue gives the stream a turn, unless it has one coming.
-func (sh *shard) enqueue(s *stream) {
+func (sh *shard) enqueue(s *stream) { sh.queue(s, &sh.fresh) }
+
+// requeue gives a stream that has had a turn the next one.
+func (sh *shard) requeue(s *stream) { sh.queue(s, &sh.begun) }
+
+func (sh *shard) queue(s *stream, q *fifo) {
 	sh.queueMu.Lock()
-	defer sh.queueMu.Unlock()
 	if s.ready || s.resting {
+		sh.queueMu.Unlock()
 		return
 	}
 	s.ready = true
-	sh.queue = append(sh.queue, s)
+	q.push(s)
+	sh.queueMu.Unlock()
 	signal(sh.wake)
+	if sh.busy.Load() {
+		sh.hub.wakeIdle(sh)
+	}
 }
 
-func (sh *shard) dequeue() *stream {
+// wakeIdle has a worker that sleeps take over from one that is busy.
+func (h *Hub) wakeIdle(busy *shard) {
+	for _, sh := range h.shards {
+		if sh != busy && !sh.busy.Load() {
+			signal(sh.wake)
+			return
+		}
+	}
+}
+
+// dequeue returns the stream whose turn it is. Streams that begin go before
+// those whose pass is under way, unless it is time for one of these.
+func (sh *shard) dequeue(begun bool) *stream {
 	sh.queueMu.Lock()
 	defer sh.queueMu.Unlock()
-	if len(sh.queue) == 0 {
-		return nil
+	first, second := &sh.fresh, &sh.begun
+	if begun {
+		first, second = second, first
 	}
-	s := sh.queue[0]
-	sh.queue[0] = nil
-	if sh.queue = sh.queue[1:]; len(sh.queue) == 0 {
-		sh.queue = nil
+	s := first.pop()
+	if s == nil {
+		s = second.pop()
 	}
-	s.ready = false
+	if s != nil {
+		s.ready = false
+	}
 	return s
 }
 
@@ -136,10 +168,19 @@ func (sh *shard) rest(s *stream, d time.Duration) {
 	})
 }
 
-func (sh *shard) run(ctx context.Context) {
+// work serves the shard's streams until ctx ends.
+func (w *worker) work(ctx context.Context) {
+	sh := w.shard
 	for ctx.Err() == nil {
-		if s := sh.dequeue(); s != nil {
-			s.turn()
+		sh.busy.Store(true)
+		s := w.take()
+		if s == nil {
+			sh.busy.Store(false)
+			s = w.take() // whoever queued one saw a busy worker, or this sees the stream
+		}
+		if s != nil {
+			sh.busy.Store(true)
+			w.turn(s)
 			continue
 		}
 		select {
@@ -149,136 +190,18 @@ func (sh *shard) run(ctx context.Context) {
 	}
 }
 
-// pass is one batch of a stream on its way to the subscribers.
-type pass struct {
-	life      uint64
-	epoch     protocol.Epoch
-	after, to uint64
-	msgs      []protocol.Message
-	members   []*Subscription // nil between passes
-	next      int             // index of the first not yet served
-	took      time.Duration
-	cut       bool // more was pending than one pass takes
-
-	group   *group // whose frames these are
-	frames  [][]byte
-	partial map[uint64][][]byte // for subscriptions that joined inside the batch, by their cursor
-}
-
-// turn serves the next subscribers of the pass under way, or begins a pass.
-func (s *stream) turn() {
-	p := &s.pass
-	if p.members == nil && !s.beginPass() {
-		return
+// take returns the next stream to serve: of the worker's own shard, or else of
+// another.
+func (w *worker) take() *stream {
+	begun := w.served >= w.hub.opts.TurnSize
+	if s := w.shard.dequeue(begun); s != nil {
+		return s
 	}
-	began := time.Now()
-	var lagging []*Subscription
-	end := min(p.next+turnSize, len(p.members))
-	for i := p.next; i < end; i++ {
-		if c := p.members[i]; s.deliver(c) {
-			lagging = append(lagging, c)
-		}
-		if i%yieldEvery == yieldEvery-1 {
-			runtime.Gosched()
+	n := len(w.hub.shards)
+	for i := 1; i < n; i++ {
+		if s := w.hub.shards[(w.index+i)%n].dequeue(begun); s != nil {
+			return s
 		}
 	}
-	p.next = end
-	p.took += time.Since(began)
-	for _, c := range lagging {
-		s.hub.n.lagged.Add(1)
-		c.sink.Room(c.wake)
-	}
-	if p.next < len(p.members) {
-		s.sh.enqueue(s)
-		return
-	}
-	took, cut := p.took, p.cut
-	*p = pass{}
-	if took > restOver && !cut {
-		s.sh.rest(s, min(took, restMax))
-		return
-	}
-	s.sh.enqueue(s)
-}
-
-// beginPass takes what is pending; false when there is nothing.
-func (s *stream) beginPass() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.started {
-		return false
-	}
-	s.absorbLocked()
-	if len(s.pending) == 0 {
-		s.release()
-		return false
-	}
-	n, size := 0, 0
-	for n < len(s.pending) && n < passMessages {
-		if size += len(s.pending[n].Data); n > 0 && size > passBytes {
-			break
-		}
-		n++
-	}
-	msgs := s.pending[:n:n]
-	if s.pending = s.pending[n:]; len(s.pending) == 0 {
-		s.pending = nil
-		s.release()
-	}
-	s.pass = pass{
-		life: s.life, epoch: s.tail.Head().Epoch,
-		after: s.fanned, to: msgs[n-1].Offset, msgs: msgs,
-		members: s.membersLocked(),
-		cut:     s.pending != nil,
-	}
-	s.fanned = s.pass.to
-	return true
-}
-
-// deliver pushes the batch to one live subscription; lagging when its sink
-// had no room.
-func (s *stream) deliver(c *Subscription) (lagging bool) {
-	p := &s.pass
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.state != live || c.life != p.life || c.cursor.Offset >= p.to {
-		return false
-	}
-	if c.cursor.Offset < p.after || !c.sink.Push(s.framesFor(c.group, c.cursor.Offset)) {
-		c.state = catching
-		return true
-	}
-	s.hub.n.delivered.Add(p.to - c.cursor.Offset)
-	c.cursor.Offset = p.to
-	c.sent = c.cursor
-	return false
-}
-
-// framesFor encodes the part of the batch after the cursor, once per group. A
-// live subscription stands at p.after, or inside the batch when it joined
-// while these messages were pending.
-func (s *stream) framesFor(g *group, cursor uint64) [][]byte {
-	p := &s.pass
-	if p.group != g {
-		p.group, p.frames, p.partial = g, nil, nil
-	}
-	if cursor == p.after {
-		if p.frames == nil {
-			p.frames = s.encode(g, p.epoch, p.msgs, false)
-		}
-		return p.frames
-	}
-	frames := p.partial[cursor]
-	if frames == nil {
-		if frames = s.encode(g, p.epoch, p.msgs[cursor-p.after:], false); p.partial == nil {
-			p.partial = make(map[uint64][][]byte)
-		}
-		p.partial[cursor] = frames
-	}
-	return frames
-}
-
-func (s *stream) encode(g *group, epoch protocol.Epoch, msgs []protocol.Message, replay bool) [][]byte {
-	s.hub.n.encodes.Add(1)
-	return g.codec.Frames(nil, g.addr, epoch, msgs, replay)
+	return nil
 }

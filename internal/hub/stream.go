@@ -19,7 +19,6 @@ type stream struct {
 	idleSince time.Time // when pins became 0; guarded by sh.mu
 
 	ready, resting bool // guarded by sh.queueMu
-	pass           pass // of the shard's goroutine
 
 	inMu    sync.Mutex // guards what follows; a leaf
 	gone    bool
@@ -31,7 +30,7 @@ type stream struct {
 	mu       sync.Mutex // guards what follows
 	starting *start     // the read of the head under way, if any
 	started  bool
-	life     uint64 // changes whenever the numbering in memory begins anew
+	life     *lifetime // changes whenever the numbering in memory begins anew; nil until started
 	tail     *history.Tail
 	first    uint64             // lowest offset kept, as the log last told
 	checked  time.Time          // when the log was last asked
@@ -43,19 +42,18 @@ type stream struct {
 	failures int                // of fills, one after another
 	used     uint64             // when the window was last of use
 	counted  int                // window bytes counted in hub.window
-	members  []*Subscription    // the groups one after another; nil when it must be made again
-	groups   map[groupKey]*group
+	pass     *pass              // under way, or nil
+	members  []*Subscription
+
+	groups     []*group
+	groupIndex map[groupKey]*group // of all groups, when they are many
 }
 
-// group is the subscriptions that take the same frames.
-type group struct {
-	key   groupKey
-	codec protocol.Codec
-	addr  *protocol.Address
-	subs  []*Subscription
+// lifetime is one life of a stream's numbering in memory.
+type lifetime struct {
+	number uint64 // no other life of any stream has it
+	epoch  protocol.Epoch
 }
-
-type groupKey struct{ codec, identifier string }
 
 // load is what hints cost while they wait.
 type load struct{ messages, bytes int }
@@ -122,8 +120,15 @@ func (s *stream) leave() {
 }
 
 // absorbLocked moves the hints through the gate, so that the head counts every
-// Publish that has returned. What passed waits in pending.
+// Publish that has returned. What passed waits in pending for a turn.
 func (s *stream) absorbLocked() {
+	s.gateLocked()
+	if len(s.pending) > 0 {
+		s.sh.enqueue(s)
+	}
+}
+
+func (s *stream) gateLocked() {
 	s.inMu.Lock()
 	in, dropped := s.inbox, s.dropped
 	s.inbox, s.dropped = nil, protocol.Position{}
@@ -139,9 +144,6 @@ func (s *stream) absorbLocked() {
 		s.suspect = true
 	case dropped.Epoch == head.Epoch && dropped.Offset > head.Offset:
 		s.tail.Know(dropped.Offset)
-	}
-	if len(s.pending) > 0 {
-		s.sh.enqueue(s)
 	}
 	s.needLocked()
 	s.accountLocked()
@@ -278,10 +280,10 @@ func (s *stream) freshLocked() bool {
 	return time.Since(s.checked) < s.hub.opts.SweepEvery
 }
 
-func (s *stream) listenedLocked() bool { return len(s.groups) > 0 }
+func (s *stream) listenedLocked() bool { return len(s.members) > 0 }
 
 // markLocked notes where the stream stands before a read of the log.
-func (s *stream) markLocked() (before protocol.Position, life uint64) {
+func (s *stream) markLocked() (before protocol.Position, life *lifetime) {
 	if !s.started {
 		return protocol.Position{}, s.life
 	}
@@ -293,7 +295,7 @@ func (s *stream) markLocked() (before protocol.Position, life uint64) {
 // that began when the stream stood at before. The log is the truth: when it
 // does not continue the stream, all subscriptions are reset and returned, to
 // be queued for catching up.
-func (s *stream) settleLocked(before protocol.Position, life uint64, span protocol.Span) []*Subscription {
+func (s *stream) settleLocked(before protocol.Position, life *lifetime, span protocol.Span) []*Subscription {
 	if life != s.life {
 		return nil
 	}
@@ -319,7 +321,7 @@ func (s *stream) settleLocked(before protocol.Position, life uint64, span protoc
 
 // restartLocked begins a new life of the stream at the head of span.
 func (s *stream) restartLocked(span protocol.Span) {
-	s.life = s.hub.lives.Add(1)
+	s.life = &lifetime{number: s.hub.lives.Add(1), epoch: span.Epoch}
 	s.tail.Start(span.Head())
 	s.first = span.First
 	s.fanned, s.pending = span.Last, nil
@@ -334,72 +336,17 @@ func (s *stream) restartLocked(span protocol.Span) {
 func (s *stream) resetLocked(reason protocol.Reason, span protocol.Span) (told []*Subscription) {
 	s.hub.logReset(s.name, reason, s.tail.Head(), span.Head())
 	s.restartLocked(span)
+	frames := make(map[*group][]byte, len(s.groups))
 	for _, g := range s.groups {
-		frame := g.resetFrame(reason, span)
-		for _, c := range g.subs {
-			c.mu.Lock()
-			if c.resetLocked(reason, frame, span.Head()) {
-				told = append(told, c)
-			}
-			c.mu.Unlock()
+		frames[g] = g.resetFrame(reason, span)
+	}
+	for _, c := range s.members {
+		c.mu.Lock()
+		if c.resetLocked(reason, frames[c.group], span.Head()) {
+			told = append(told, c)
 		}
+		c.mu.Unlock()
 	}
 	s.absorbLocked()
 	return told
-}
-
-// resetFrame is how a client of the group learns of a reset, ready for the
-// wire; nil when its protocol has no word for it.
-func (g *group) resetFrame(reason protocol.Reason, span protocol.Span) []byte {
-	switch g.codec.Level() {
-	case protocol.LevelPlain:
-		return nil
-	case protocol.LevelExtended:
-		return protocol.AppendTextFrame(nil, g.codec.AppendRejectHistory(nil, g.addr.Identifier, string(reason), span))
-	default:
-		return protocol.AppendTextFrame(nil, g.codec.AppendReset(nil, g.addr, reason, span))
-	}
-}
-
-func (s *stream) joinLocked(c *Subscription, addr *protocol.Address, codec protocol.Codec) {
-	key := groupKey{codec.Name(), addr.Identifier}
-	g := s.groups[key]
-	if g == nil {
-		g = &group{key: key, codec: codec, addr: addr}
-		if s.groups == nil {
-			s.groups = make(map[groupKey]*group)
-		}
-		s.groups[key] = g
-	}
-	c.group, c.index = g, len(g.subs)
-	g.subs = append(g.subs, c)
-	s.members = nil
-}
-
-func (s *stream) leaveLocked(c *Subscription) {
-	g := c.group
-	last := len(g.subs) - 1
-	g.subs[c.index] = g.subs[last]
-	g.subs[c.index].index = c.index
-	g.subs[last] = nil
-	if g.subs = g.subs[:last]; last == 0 {
-		delete(s.groups, g.key)
-	}
-	s.members = nil
-}
-
-// membersLocked returns the subscriptions group by group. The slice is not
-// changed afterwards.
-func (s *stream) membersLocked() []*Subscription {
-	if s.members == nil {
-		n := 0
-		for _, g := range s.groups {
-			n += len(g.subs)
-		}
-		s.members = make([]*Subscription, 0, n)
-		for _, g := range s.groups {
-			s.members = append(s.members, g.subs...)
-		}
-	}
-	return s.members
 }

@@ -10,26 +10,32 @@ import (
 )
 
 // Subscription is one identifier of one connection listening to one stream.
+// There are as many as there are clients: what only catching up needs is kept
+// in a trail.
 type Subscription struct {
-	stream *stream
-	group  *group // immutable once joined
-	sink   Sink
-	index  int // in group.subs; guarded by stream.mu
+	group *group // immutable once joined
+	sink  Sink
 
-	mu       sync.Mutex // guards what follows; held across Sink.Push
-	state    state
-	work     work
-	life     uint64                    // of the stream, that cursor belongs to
-	cursor   protocol.Position         // what follows it is pushed next
+	mu     sync.Mutex // guards what follows but index; held across Sink.Push
+	life   *lifetime  // of the stream, that cursor belongs to
+	cursor uint64     // what follows it is pushed next
+	trail  *trail     // nil while there is nothing to catch up
+	index  uint32     // in stream.members; guarded by stream.mu
+	state  state
+	work   work
+	left   bool // Close was called
+}
+
+// trail is what a subscription needs to catch up.
+type trail struct {
 	sent     protocol.Position         // what the client has been sent up to
 	replayTo uint64                    // frames up to here are marked replay
 	done     [][]byte                  // owed when the cursor has reached replayTo
-	owed     [][]byte                  // owed before anything else
+	owed     []byte                    // owed before anything else
 	turns    uint64                    // counts what moves the cursor other than forward
 	stalls   int                       // pushes without room since the last that had
 	failures int                       // reads of the log that failed, one after another
 	cut      protocol.DisconnectReason // the connection is to be cut with it
-	left     bool                      // Close was called
 }
 
 type state uint8
@@ -54,7 +60,8 @@ const (
 // Subscribe registers a subscription that holds: nothing is pushed before
 // [Subscription.Live] or [Subscription.Replay], and live frames then begin
 // right after the head of the returned span. addr is where the frames go; it
-// must not be changed. The error is history.ErrUnavailable when the log did
+// must not be changed, and [Subscription.Address] returns it or its equal. The
+// error is history.ErrUnavailable when the log did
 // not tell the head, that of ctx, or [ErrClosed].
 func (h *Hub) Subscribe(ctx context.Context, stream string, addr *protocol.Address, codec protocol.Codec, sink Sink) (*Subscription, protocol.Span, error) {
 	sh := h.shard(stream)
@@ -67,7 +74,7 @@ func (h *Hub) Subscribe(ctx context.Context, stream string, addr *protocol.Addre
 	defer s.mu.Unlock()
 	s.absorbLocked()
 	span := s.spanLocked()
-	c := &Subscription{stream: s, sink: sink, life: s.life, cursor: span.Head(), sent: span.Head()}
+	c := &Subscription{sink: sink, life: s.life, cursor: span.Last}
 	s.joinLocked(c, addr, codec)
 	h.n.subscriptions.Add(1)
 	return c, span, nil
@@ -75,13 +82,13 @@ func (h *Hub) Subscribe(ctx context.Context, stream string, addr *protocol.Addre
 
 // Live ends holding: what follows the head returned by Subscribe is pushed.
 func (c *Subscription) Live() {
-	s := c.stream
+	s := c.group.stream
 	s.mu.Lock()
 	c.mu.Lock()
 	catchUp := false
 	if c.state == holding {
-		if len(c.owed) == 0 && c.cursor.Offset >= s.fanned {
-			c.state = live
+		if (c.trail == nil || c.trail.owed == nil) && c.cursor >= s.fanned {
+			c.state, c.trail = live, nil
 		} else {
 			c.state = catching
 			catchUp = c.queueLocked()
@@ -109,7 +116,7 @@ func (c *Subscription) Live() {
 func (c *Subscription) Replay(ctx context.Context, after protocol.Position, done []byte) (protocol.Span, protocol.Reason, error) {
 	span, reason, err := c.replay(ctx, after, done)
 	if err != nil {
-		err = fmt.Errorf("hub: replay %q after %v: %w", c.stream.name, after, err)
+		err = fmt.Errorf("hub: replay %q after %v: %w", c.group.stream.name, after, err)
 	}
 	return span, reason, err
 }
@@ -123,7 +130,7 @@ type since struct {
 // ReplaySince is Replay after the last message committed before the time, in
 // microseconds since 1970.
 func (c *Subscription) ReplaySince(ctx context.Context, unixMicros int64, done []byte) (protocol.Span, protocol.Reason, error) {
-	s := c.stream
+	s := c.group.stream
 	key := strconv.FormatInt(unixMicros, 10) + " " + s.name
 	found, err := s.hub.sinces.do(ctx, key, true, func(ctx context.Context) (since, error) {
 		span, after, err := s.hub.log.Since(ctx, s.name, unixMicros)
@@ -140,7 +147,7 @@ func (c *Subscription) ReplaySince(ctx context.Context, unixMicros int64, done [
 }
 
 func (c *Subscription) replay(ctx context.Context, after protocol.Position, done []byte) (protocol.Span, protocol.Reason, error) {
-	s := c.stream
+	s := c.group.stream
 	for asked := false; ; asked = true {
 		s.mu.Lock()
 		before, life := s.markLocked()
@@ -175,23 +182,24 @@ func (c *Subscription) replay(ctx context.Context, after protocol.Position, done
 
 // rewindLocked, with the stream's lock, begins a replay after p.
 func (c *Subscription) rewindLocked(p protocol.Position, to uint64, done []byte) error {
-	s := c.stream
+	s := c.group.stream
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state == closed {
 		return ErrClosed
 	}
 	s.hub.n.replays.Add(1)
+	t := c.trailLocked()
 	if c.state == holding {
-		c.sent = p // it begins there
+		t.sent = p // it begins there
 	}
 	c.state = catching
-	c.life, c.cursor, c.replayTo = s.life, p, to
-	c.owed = nil
+	c.life, c.cursor, t.replayTo = s.life, p.Offset, to
+	t.owed = nil
 	if done != nil {
-		c.done = append(c.done, done)
+		t.done = append(t.done, done)
 	}
-	c.turns++
+	t.turns++
 	if c.queueLocked() {
 		s.hub.catchups.push(c)
 	}
@@ -202,16 +210,15 @@ func (c *Subscription) rewindLocked(p protocol.Position, to uint64, done []byte)
 // subscription stands, so that what follows on the wire continues it. The
 // caller tells the client; a reset still owed would tell a holding one twice.
 func (c *Subscription) refuse() protocol.Span {
-	s := c.stream
+	s := c.group.stream
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	span := s.spanLocked()
-	span.Last = c.cursor.Offset
+	span.Last = c.cursor
 	if c.state == holding {
-		c.owed = nil
-		c.sent = c.cursor
+		c.trail = nil
 	}
 	return span
 }
@@ -223,16 +230,16 @@ func (c *Subscription) resetLocked(reason protocol.Reason, frame []byte, head pr
 	if c.state == closed {
 		return false
 	}
-	c.stream.hub.n.resets.Add(1)
-	c.life, c.cursor, c.replayTo = c.stream.life, head, 0
-	c.done = nil
-	c.turns++
-	c.owed = [][]byte{frame}
+	s, t := c.group.stream, c.trailLocked()
+	s.hub.n.resets.Add(1)
+	c.life, c.cursor, t.replayTo = s.life, head.Offset, 0
+	t.done = nil
+	t.turns++
+	t.owed = frame
 	if frame == nil {
-		c.owed = nil
-		c.cut = protocol.DisconnectServerRestart
+		t.cut = protocol.DisconnectServerRestart
 		if reason == protocol.ReasonTrimmed {
-			c.cut = protocol.DisconnectTooSlow
+			t.cut = protocol.DisconnectTooSlow
 		}
 	}
 	if c.state == holding && frame != nil {
@@ -242,12 +249,36 @@ func (c *Subscription) resetLocked(reason protocol.Reason, frame []byte, head pr
 	return c.queueLocked()
 }
 
+// trailLocked returns the trail, begun now if need be. Call it before the
+// cursor is moved: a trail remembers what had been sent.
+func (c *Subscription) trailLocked() *trail {
+	if c.trail == nil {
+		c.trail = &trail{sent: c.positionLocked()}
+	}
+	return c.trail
+}
+
+func (c *Subscription) positionLocked() protocol.Position {
+	return protocol.Position{Epoch: c.life.epoch, Offset: c.cursor}
+}
+
+func (c *Subscription) sentLocked() protocol.Position {
+	if c.trail != nil {
+		return c.trail.sent
+	}
+	return c.positionLocked()
+}
+
+// Address returns where the subscription's frames go. Subscriptions of a
+// stream with the same identifier share one.
+func (c *Subscription) Address() *protocol.Address { return c.group.addr }
+
 // Sent returns the position of the newest message pushed to the sink; before
 // the first one, where the subscription began.
 func (c *Subscription) Sent() protocol.Position {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.sent
+	return c.sentLocked()
 }
 
 // Tell pushes the frame that f makes for the position [Subscription.Sent]
@@ -263,28 +294,34 @@ func (c *Subscription) Tell(f func(sent protocol.Position) []byte) bool {
 	if c.state == closed {
 		return true
 	}
-	frame := f(c.sent)
+	frame := f(c.sentLocked())
 	return frame == nil || c.sink.Push([][]byte{frame})
 }
 
 // Close ends the subscription. After it returns nothing more is pushed. It may
 // be called again.
 func (c *Subscription) Close() {
-	s := c.stream
+	if !c.leave() {
+		return
+	}
+	s := c.group.stream
 	s.mu.Lock()
-	c.mu.Lock()
-	again := c.left
-	c.left, c.state = true, closed
-	c.done, c.owed = nil, nil
-	c.mu.Unlock()
-	if !again {
-		s.leaveLocked(c)
-	}
+	s.leaveLocked(c)
 	s.mu.Unlock()
-	if !again {
-		s.hub.n.subscriptions.Add(-1)
-		s.sh.unpin(s)
+	s.hub.n.subscriptions.Add(-1)
+	s.sh.unpin(s)
+}
+
+// leave ends what is pushed; false when that has been done.
+func (c *Subscription) leave() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left {
+		return false
 	}
+	c.left, c.state = true, closed
+	c.trail = nil
+	return true
 }
 
 // queueLocked says whether the subscription must be pushed to the queue of the
@@ -306,6 +343,6 @@ func (c *Subscription) wake() {
 	push := c.state == catching && c.queueLocked()
 	c.mu.Unlock()
 	if push {
-		c.stream.hub.catchups.push(c)
+		c.group.stream.hub.catchups.push(c)
 	}
 }

@@ -115,7 +115,7 @@ const (
 	plotTop, plotBottom       = 10.0, 30.0
 	innerWidth, innerHeight   = plotWidth - plotLeft - plotRight, plotHeight - plotTop - plotBottom
 	mostDots                  = 80
-	widestLabel, labelsAtMost = 14, 5
+	widestLabel, labelsAtMost = 16, 3
 )
 
 // draw draws lines over x, which is in seconds, or names steps by labels.

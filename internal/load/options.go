@@ -24,8 +24,8 @@ type Options struct {
 	Publish    string // one of the Publish constants; defaults to PublishAPI
 	PublishURL string // where; defaults to the host of URL
 	Key        string // publish key
-	Publishers int    // connections that publish; 4
-	Pipeline   int    // requests under way on each; 16
+	Publishers int    // connections that publish; 4, where every user publishes 64
+	Pipeline   int    // requests under way on each; 16, or 1 for PublishAnyCable
 	Batch      int    // messages in one body of PublishBroadcast; 256
 	Perform    string // data of PublishPerform, JSON in which {payload} stands for the payload
 
@@ -82,10 +82,16 @@ func (o Options) withDefaults() Options {
 			*n = v
 		}
 	}
-	if o.Scenario == "tokens" { // an answer waits for its own commits only
+	switch o.Scenario {
+	case "constant", "herd": // every user is a publisher, and they do not wait for one another
+		number(&o.Publishers, 64)
+	case "tokens": // an answer waits for its own commits only
 		number(&o.Publishers, min(or(o.Clients, defaultAnswers)[0], 64))
 	}
 	number(&o.Publishers, 4)
+	if o.Publish == PublishAnyCable { // some servers, Puma among them, stall on a request that came with another
+		number(&o.Pipeline, 1)
+	}
 	number(&o.Pipeline, 16)
 	number(&o.Batch, 256)
 	number(&o.Loops, 1)
