@@ -190,6 +190,9 @@ func (c *Subscription) rewindLocked(p protocol.Position, to uint64, done []byte)
 	}
 	s.hub.n.replays.Add(1)
 	t := c.trailLocked()
+	if c.state == holding {
+		t.sent = p // it begins there
+	}
 	c.state = catching
 	c.life, c.cursor, t.replayTo = s.life, p.Offset, to
 	t.owed = nil
