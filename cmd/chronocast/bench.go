@@ -78,7 +78,7 @@ func parseBench(args []string, stdout, stderr io.Writer) (*benching, int) {
 	f.BoolVar(&o.Insecure, "insecure", false, "believe any certificate of a wss server")
 	f.StringVar(&o.Publish, "publish", "", "`way` to publish: api (POST /streams/…/messages), broadcast (POST /broadcast, many in one body), anycable (POST /_broadcast, one in a body), perform (a command on the socket) (default api; storm and rate: broadcast)")
 	f.StringVar(&o.PublishURL, "publish-url", "", "where to publish, a `URL`; normally the host of the cable")
-	f.StringVar(&o.Key, "key", os.Getenv("CHRONOCAST_PUBLISH_KEY"), "publish `key`; better in the environment variable CHRONOCAST_PUBLISH_KEY, where ps does not show it")
+	f.StringVar(&o.Key, "publish-key", os.Getenv("CHRONOCAST_PUBLISH_KEY"), "publish `key`; better in the environment variable CHRONOCAST_PUBLISH_KEY, where ps does not show it")
 	f.StringVar(&o.Perform, "perform", "", "data of a command that publishes, `JSON` in which {payload} stands for the payload (default {\"action\":\"speak\",\"message\":{payload}})")
 	f.IntVar(&o.Publishers, "publishers", 0, "connections that publish (default 4; constant and herd: 64; tokens: one for each answer)")
 	f.IntVar(&o.Pipeline, "pipeline", 0, "requests under way on each of them (default 16, anycable: 1)")

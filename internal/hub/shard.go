@@ -25,8 +25,11 @@ type shard struct {
 	begun   fifo       // streams that have had a turn of the pass under way
 }
 
-// fifo is a queue of streams.
-type fifo struct{ streams []*stream }
+// fifo is a queue of streams. Its memory is used again when it has run empty.
+type fifo struct {
+	streams []*stream
+	next    int
+}
 
 func (q *fifo) push(s *stream) { q.streams = append(q.streams, s) }
 
@@ -34,10 +37,14 @@ func (q *fifo) pop() *stream {
 	if len(q.streams) == 0 {
 		return nil
 	}
-	s := q.streams[0]
-	q.streams[0] = nil
-	if q.streams = q.streams[1:]; len(q.streams) == 0 {
-		q.streams = nil
+	s := q.streams[q.next]
+	q.streams[q.next] = nil
+	if q.next++; q.next == len(q.streams) {
+		q.streams, q.next = q.streams[:0], 0
+	} else if q.next >= 1024 && 2*q.next >= len(q.streams) {
+		n := copy(q.streams, q.streams[q.next:])
+		clear(q.streams[n:])
+		q.streams, q.next = q.streams[:n], 0
 	}
 	return s
 }

@@ -23,6 +23,7 @@ func TestStorm(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			opts := hub.Options{
 				Shards:      1 + int(seed%3),
+				TurnSize:    1 + int(seed%5),
 				Tail:        history.TailLimits{WindowCount: 5 + int(seed*13%60), HeldCount: 4 + int(seed%30)},
 				CacheBytes:  4000,
 				WindowTotal: 3000 << (seed % 4),

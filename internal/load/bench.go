@@ -17,7 +17,6 @@ import (
 // scenario is one of the things that can be run.
 type scenario struct {
 	about string
-	steps int // of the progress bar, where they are known; else 0
 	run   func(ctx context.Context, b *bench) error
 }
 

@@ -162,10 +162,9 @@ func (cl *client) closed(err error) {
 }
 
 var (
-	pingStart  = []byte(`{"type":"ping"`)
-	epochKey   = []byte(`"epoch":"`)
-	offsetKey  = []byte(`"offset":`)
-	welcomeKey = []byte(`"welcome"`)
+	pingStart = []byte(`{"type":"ping"`)
+	epochKey  = []byte(`"epoch":"`)
+	offsetKey = []byte(`"offset":`)
 )
 
 // message is one text message of the server: a ping, something that carries
@@ -313,6 +312,3 @@ func quote(s string) []byte {
 	_ = enc.Encode(s) // a string always encodes
 	return bytes.TrimRight(b.Bytes(), "\n")
 }
-
-// lost is how many messages of lane base+i the client has not got, of sent.
-func (cl *client) lost(i int, sent uint32) uint64 { return cl.tracks[i].lost(sent) }

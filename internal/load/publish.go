@@ -80,7 +80,6 @@ func (p *publisher) publish(lane int, m post) { p.conns[lane%len(p.conns)].publi
 type publisherFigures struct {
 	acked, failed uint64
 	lastError     error
-	answer        Histogram // from due to acknowledged
 }
 
 // figures returns what was counted so far.

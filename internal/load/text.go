@@ -150,8 +150,8 @@ func sortedKeys(m map[string]uint64) []string {
 	return keys
 }
 
-// writeTable writes columns under one another, the first to the left, the others to
-// the right.
+// writeTable writes columns under one another, the first to the left, the
+// others to the right.
 func writeTable(b *strings.Builder, lines [][]string) {
 	width := make([]int, len(lines[0]))
 	for _, line := range lines {
