@@ -61,6 +61,14 @@ func (s *Server) permit(w http.ResponseWriter, r *http.Request, check func(who *
 	return who, true
 }
 
+// code says whether r asks for the client's code, which is the same for all: a
+// page of any origin may load it from a server that is not only this machine's.
+func (s *Server) code(r *http.Request) bool {
+	path := r.URL.EscapedPath()
+	return !s.opts.Authorizer.PagesPublish() && (r.Method == http.MethodGet || r.Method == http.MethodHead) &&
+		(strings.HasPrefix(path, "/client") || strings.HasPrefix(path, "/turbo"))
+}
+
 // crossOrigin lets a page of an admitted origin read the answer, where pages
 // read: what they cannot ask for they need not read either.
 func (s *Server) crossOrigin(h http.Header, r *http.Request) {
@@ -70,7 +78,7 @@ func (s *Server) crossOrigin(h http.Header, r *http.Request) {
 	}
 	h.Add("Vary", "Origin")
 	path := r.URL.EscapedPath()
-	if !s.opts.Authorizer.PagesPublish() && !strings.HasPrefix(path, "/streams/") && !strings.HasPrefix(path, "/signed/") && !strings.HasPrefix(path, "/client") {
+	if !s.opts.Authorizer.PagesPublish() && !strings.HasPrefix(path, "/streams/") && !strings.HasPrefix(path, "/signed/") && !s.code(r) {
 		return
 	}
 	h.Set("Access-Control-Allow-Origin", origin)

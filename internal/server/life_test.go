@@ -472,4 +472,8 @@ func TestCORS(t *testing.T) {
 	if s.last("a") != 0 {
 		t.Error("a page has published")
 	}
+	// The client's code is for every page (there is none in this server).
+	if a := s.do("GET", "/client.js", "", "Origin", "https://evil.example"); a.status != 404 {
+		t.Errorf("the client's code: %d %s", a.status, a.body)
+	}
 }

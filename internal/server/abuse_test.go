@@ -1,0 +1,160 @@
+package server
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chronocast/chronocast/internal/auth"
+	"github.com/chronocast/chronocast/protocol"
+)
+
+// TestSocket_10000Subscriptions: bounded, and others do not wait for it.
+func TestSocket_10000Subscriptions(t *testing.T) {
+	s := newStack(t, func(o *Options) { o.MaxSubscriptions = 1000; o.MaxCommandRate = 5000 })
+	greedy := s.dial(protocol.SubprotocolChronocast)
+	done := make(chan struct{})
+	var refused, confirmed int
+	go func() {
+		defer close(done)
+		for range 10_000 {
+			switch f := string(greedy.raw()); {
+			case strings.Contains(f, "confirm_subscription"):
+				confirmed++
+			case strings.Contains(f, "too_many_subscriptions"):
+				refused++
+			default:
+				t.Errorf("frame %s", f)
+			}
+		}
+	}()
+	for i := range 10_000 {
+		greedy.send(command("subscribe", fmt.Sprintf("greedy/%d", i), ""))
+	}
+	other := s.dial(protocol.SubprotocolChronocast)
+	other.subscribe("a")
+	began := time.Now()
+	s.publish("a", "1")
+	other.messages(1)
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("somebody else waited %v for a message", took)
+	}
+	<-done
+	if confirmed != 1000 || refused != 9000 {
+		t.Errorf("%d subscriptions and %d refusals", confirmed, refused)
+	}
+}
+
+// TestSocket_TooManyCommandsAreSlowedDown: told once, all of them run.
+func TestSocket_TooManyCommandsAreSlowedDown(t *testing.T) {
+	s := newStack(t, func(o *Options) { o.MaxCommandRate = 100 })
+	c := s.dial(protocol.SubprotocolChronocast)
+	began := time.Now()
+	const commands = 1100 // the first thousand at once, the rest in a second
+	for range commands {
+		c.send(`{"command":"unsubscribe","identifier":"{}"}`)
+	}
+	told := 0
+	for answered := 0; answered < commands; {
+		switch f := string(c.raw()); {
+		case strings.Contains(f, "not_subscribed"):
+			answered++
+		case strings.Contains(f, "too_many_commands"):
+			told++
+		default:
+			t.Fatalf("frame %s", f)
+		}
+	}
+	if took := time.Since(began); told != 1 || took < 900*time.Millisecond {
+		t.Errorf("told %d times, %d commands took %v", told, commands, took)
+	}
+}
+
+// TestDoor_ConnectAndAbort: whatever becomes of a client, its place is free.
+func TestDoor_ConnectAndAbort(t *testing.T) {
+	s := newStack(t, secured(t, func(_ *auth.Config, o *Options) { o.MaxAddressConnections = 1000 }))
+	const cycles = 600
+	request := "GET /cable HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" +
+		"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n%s\r\n"
+	headers := []string{"", "Authorization: Bearer planted-wrong-key-00008\r\n", "X-JID: " + goodToken(t) + "\r\n"}
+	var wg sync.WaitGroup
+	turns := make(chan struct{}, 16)
+	for i := range cycles {
+		turns <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turns }()
+			nc, err := net.Dial("tcp", s.addr)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer nc.Close()
+			text := fmt.Sprintf(request, headers[i%len(headers)])
+			switch i % 4 {
+			case 0: // in the middle of the head
+				_, _ = io.WriteString(nc, text[:len(text)/2])
+			case 1: // before the answer is read, by a reset
+				_, _ = io.WriteString(nc, text)
+				_ = nc.(*net.TCPConn).SetLinger(0)
+			case 2: // after the answer
+				_, _ = io.WriteString(nc, text)
+				_, _ = bufio.NewReader(nc).ReadString('\n')
+			case 3: // in the middle of a frame
+				_, _ = io.WriteString(nc, text)
+				_, _ = bufio.NewReader(nc).ReadString('\n')
+				_, _ = nc.Write([]byte{0x81, 0xfe, 0x10})
+			}
+		})
+	}
+	wg.Wait()
+	eventually(t, "all places are free", func() bool {
+		s.srv.door.mu.Lock()
+		defer s.srv.door.mu.Unlock()
+		return len(s.srv.door.seats) == 0 && len(s.srv.door.each) == 0 && s.srv.Connections() == 0
+	})
+}
+
+// TestSocket_OneByteReader: who reads byte by byte is served from the log, and
+// others do not wait for it.
+func TestSocket_OneByteReader(t *testing.T) {
+	s := newStack(t, func(o *Options) { o.QueueBytes = 32 << 10 })
+	slow := s.dial(protocol.SubprotocolPlain)
+	slow.subscribe("a")
+	raw := slow.ws.NetConn()
+	stop := make(chan struct{})
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		b := make([]byte, 1)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, err := raw.Read(b); err != nil {
+				return
+			}
+		}
+	})
+	quick := s.dial(protocol.SubprotocolChronocast)
+	at := quick.subscribe("a")
+	payload := `"` + strings.Repeat("x", 16<<10) + `"`
+	var slowest time.Duration
+	for i := range 100 {
+		began := time.Now()
+		s.publish("a", payload)
+		ascending(t, at.Offset+uint64(i), quick.messages(1))
+		slowest = max(slowest, time.Since(began))
+	}
+	if slowest > 2*time.Second {
+		t.Errorf("somebody else waited %v for a message", slowest)
+	}
+	close(stop)
+	raw.Close()
+	reading.Wait()
+}
