@@ -22,6 +22,7 @@ func TestB16_APageIsNotBornStale(t *testing.T) {
 		px := newProxy(t, s.addr)
 		a := openSite(t, s, px.ws())
 		stream := "born/" + kind
+		t.Logf("the element is %s", kind)
 		a.addSome(stream, 5)
 		b := a.open(kind, stream, "born", "3")
 		b.connected()
@@ -40,6 +41,22 @@ func TestB16_APageIsNotBornStale(t *testing.T) {
 		a.addSome(stream, 1)
 		b.shows(a.all(stream), 10*time.Second)
 		b.noComplaints(true)
+	}
+}
+
+// Turbo comes after our module, and later than the first messages: they wait for
+// it. Every time of coming is tried, since what is lost is lost in between.
+func TestTurbo_MessagesWaitForTurbo(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	a := openSite(t, s, s.ws())
+	for late := 0; late < 400; late += 400 / scale(16, 80) {
+		stream := fmt.Sprint("late/", late)
+		a.addSome(stream, 2)
+		b := a.open("takeover", stream, "born", "3", "late", itoa(late))
+		b.connected()
+		b.shows(a.all(stream), 10*time.Second)
+		b.noComplaints(false)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-const turboKey = "a verifier key of Turbo for these tests, as long as one"
+const turboKey = "a-verifier-key-of-Turbo-for-these-tests-as-long-as-one"
 
 // turboName signs a stream's name as Rails does for turbo_stream_from.
 func turboName(stream string) string {

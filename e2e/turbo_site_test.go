@@ -37,7 +37,13 @@ func openSite(t testing.TB, s *server, cable string) *site {
 	needPackages(t)
 	a := &site{t: t, s: s, p: newPublisher(t, s.url("")), cable: cable, items: map[string][]string{}}
 	mux := http.NewServeMux()
-	mux.Handle("/npm/", http.StripPrefix("/npm/", http.FileServer(http.Dir("node_modules/@hotwired"))))
+	packages := http.StripPrefix("/npm/", http.FileServer(http.Dir("node_modules/@hotwired")))
+	mux.HandleFunc("/npm/", func(w http.ResponseWriter, r *http.Request) {
+		if ms, err := strconv.Atoi(r.URL.Query().Get("late")); err == nil {
+			pause(time.Duration(ms) * time.Millisecond)
+		}
+		packages.ServeHTTP(w, r)
+	})
 	mux.HandleFunc("/page", a.page)
 	mux.HandleFunc("/token", func(w http.ResponseWriter, r *http.Request) {
 		a.mu.Lock()
@@ -136,7 +142,8 @@ func (a *site) url(kind, stream string, more ...string) string {
 
 // page renders. Besides kind and stream it knows: at=none, a page without a
 // position; born=N, where N items are added after the page was rendered and
-// before it is sent; elements=N; head, put into the head.
+// before it is sent; elements=N; head, put into the head; late, how many ms Turbo
+// itself takes to come, for takeover.
 func (a *site) page(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	kind, stream := q.Get("kind"), q.Get("stream")
@@ -162,7 +169,7 @@ func (a *site) page(w http.ResponseWriter, r *http.Request) {
 
 	scripts := map[string]string{
 		"ours":     module(`/npm/turbo/dist/turbo.es2017-esm.js`) + module(a.s.url("/turbo.min.js")),
-		"takeover": module(a.s.url("/turbo.min.js")) + module(`/npm/turbo-rails/app/assets/javascripts/turbo.js`),
+		"takeover": module(a.s.url("/turbo.min.js")) + module(`/npm/turbo-rails/app/assets/javascripts/turbo.js?late=`+q.Get("late")),
 		"ordered":  module(`/npm/turbo-rails/app/assets/javascripts/turbo.js`) + module(a.s.url("/turbo.min.js")),
 		"stock":    module(`/npm/turbo-rails/app/assets/javascripts/turbo.js`),
 		"none":     module(`/npm/turbo/dist/turbo.es2017-esm.js`) + module(a.s.url("/turbo.min.js")),
@@ -247,6 +254,13 @@ func (b *tab) list() []string {
 func (b *tab) shows(want []string, within time.Duration) {
 	b.t.Helper()
 	if len(want) > 0 {
+		defer func() {
+			if b.t.Failed() {
+				var now any
+				b.call("eval", map[string]any{"expression": `({ list: list().slice(-12), told, wire: wire.slice(-8), element: source()?.outerHTML, waiting: document.querySelectorAll("turbo-stream").length })`}, &now)
+				b.t.Logf("the page: %v", now)
+			}
+		}()
 		b.until(within, fmt.Sprintf(`globalThis.list && (list().at(-1) === %s || list().length >= %d)`, jsonText(want[len(want)-1]), len(want)))
 	}
 	if got := b.list(); strings.Join(got, "\n") != strings.Join(want, "\n") {

@@ -11,7 +11,7 @@ const minified = await import(String(new URL('../dist/chronocast.min.js', import
 
 // Streams named by the identifier of a channel and tokens that are kept cost 80 bytes over 6 KiB.
 const BUDGET = 6 * 1024 + 128
-const TURBO_BUDGET = 8.5 * 1024
+const TURBO_BUDGET = 8.75 * 1024
 
 for (const [name, budget] of /** @type {const} */ ([['chronocast.min.js', BUDGET], ['chronocast-turbo.min.js', TURBO_BUDGET]])) {
   test(`${name} is what its sources give, byte for byte`, async () => {

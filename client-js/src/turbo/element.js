@@ -104,8 +104,14 @@ export class ChronocastStreamSource extends Base {
         if (at) this.#source?.move(at)
       })
     } else {
+      const said = this.#said
+      const last = this.#source?.position
       this.#source?.leave(this)
       this.#source = null
+      // A position that we have put there is that of the stream before.
+      if (said && said.epoch === last?.epoch && said.offset === last.offset) {
+        for (const half of Object.values(this.#at)) this.removeAttribute(half)
+      }
       this.connectedCallback()
     }
   }

@@ -122,7 +122,6 @@ class Source {
   join(outlet, at) {
     this.#outlets.add(outlet)
     if (at) this.#joined.push(at)
-    withTurbo((turbo) => this.#outlets.has(outlet) && turbo.connectStreamSource(outlet))
     this.#schedule()
   }
 
@@ -184,8 +183,8 @@ class Source {
     stream.on('recovered', (detail) => view.over || this.#tell('recovered', detail))
     stream.on('reset', (detail) => view.over || this.#reset(view, detail))
     stream.on('error', (error) => view.over || (this.#tell('error', error) && reportError(error)))
-    withTurbo(() => {
-      if (!view.over) stream.on('message', (message) => view.over || this.#render(view, message))
+    withTurbo((turbo) => {
+      if (!view.over) stream.on('message', (message) => view.over || this.#render(turbo, view, message))
     })
     before?.close() // after the other was opened: they share a subscription
   }
@@ -197,14 +196,16 @@ class Source {
   }
 
   /**
+   * @param {any} turbo
    * @param {View} view
    * @param {Message} message
    */
-  #render(view, { epoch, offset, data }) {
+  #render(turbo, view, { epoch, offset, data }) {
     const [outlet] = this.#outlets
     if (!outlet) return
     this.position ??= { epoch, offset: offset - 1 }
     const event = new MessageEvent('message', { data, lastEventId: `${epoch}:${offset}` })
+    turbo.connectStreamSource(outlet) // where it is not yet: an event that Turbo does not hear is lost
     deliver(view, () => outlet.dispatchEvent(event), () => this.#reached({ epoch, offset }))
   }
 

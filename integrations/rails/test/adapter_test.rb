@@ -264,4 +264,27 @@ class AdapterTest < Minitest::Test
     assert_equal ["/broadcast", "/disconnect", "/broadcast"], stub.posts.map { |p| p[:path] }
     assert_equal({ "sub" => "user-7", "reconnect" => true }, JSON.parse(stub.posts[1][:body]))
   end
+
+  # A server with a secret: the derived key publishes, disconnects and reads
+  # positions, another key does none of it.
+  def test_the_secret_opens_a_real_server
+    secret = "a-secret-of-the-tests-of-thirty-two-bytes"
+    chronocast = server(flags: ["--secret", secret])
+    delivered = events("deliver")
+    app = cable({ url: chronocast.url, secret: secret })
+    app.config.connection_class = -> { Class.new(ActionCable::Connection::Base) { identified_by :current_user } }
+    app.broadcast("a", 1)
+    assert app.pubsub.flush(10)
+    app.remote_connections.where(current_user: "user-7").disconnect
+    assert app.pubsub.flush(10)
+    assert_equal [1, 1], delivered.map { |d| d[:count] }
+    at = Chronocast::Positions.new(Chronocast::Config.new({ url: chronocast.url, secret: secret }, env: {})).of("a")
+    assert_equal 1, at.offset
+    other = Chronocast::Config.new({ url: chronocast.url, secret: "another-secret-of-thirty-two-bytes-or-more" }, env: {})
+    assert_nil Chronocast::Positions.new(other).of("a")
+    stranger = cable({ url: chronocast.url, key: other.key })
+    stranger.broadcast("a", 2)
+    assert stranger.pubsub.flush(10)
+    assert_raises(Chronocast::Refused) { stranger.broadcast("a", 3) }
+  end
 end
