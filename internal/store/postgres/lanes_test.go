@@ -336,7 +336,7 @@ func TestManyNodesOnOneHotStream(t *testing.T) {
 func TestLane_GivesWayToTheApplication(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Database(t)
-	n := startNode(t, url, Options{LaneWait: 1500 * time.Millisecond})
+	n := startNode(t, url, Options{LaneWait: 10 * time.Second})
 	n.publish(t, "a", `0`)
 	n.publish(t, "b", `0`)
 	tx := begin(t, outsider(t, url))
