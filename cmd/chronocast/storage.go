@@ -125,7 +125,8 @@ func (c config) awaitDatabase(ctx context.Context, log *zap.Logger, try func(con
 	name := postgres.Redact(c.Database)
 	deadline := time.Now().Add(c.DatabaseWait)
 	for told := false; ; {
-		attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
+		// One attempt is made even when there is no time to wait.
+		attempt, cancel := context.WithTimeout(ctx, min(10*time.Second, max(time.Until(deadline), time.Second)))
 		err := try(attempt)
 		cancel()
 		switch {
@@ -133,6 +134,8 @@ func (c config) awaitDatabase(ctx context.Context, log *zap.Logger, try func(con
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("stopped while waiting for the database %s: %w", name, err)
+		case lacksRights(err):
+			return fmt.Errorf("the database %s refuses this role; run `chronocast migrate` as the schema's owner and grant the role its rights (see docs/operations.md): %w", name, err)
 		case !passing(err):
 			return fmt.Errorf("the database %s cannot be used: %w", name, err)
 		case time.Now().After(deadline):
@@ -148,6 +151,13 @@ func (c config) awaitDatabase(ctx context.Context, log *zap.Logger, try func(con
 		case <-time.After(min(500*time.Millisecond, max(time.Until(deadline), 10*time.Millisecond))):
 		}
 	}
+}
+
+// lacksRights says that the server knows the role, and does not let it do what
+// is needed.
+func lacksRights(err error) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && refused.Code == "42501"
 }
 
 // passing says whether waiting may help against err.

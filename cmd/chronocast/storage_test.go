@@ -83,6 +83,54 @@ func TestServe_DatabaseDown(t *testing.T) {
 	quiet(t, r.stderr+r.stdout)
 }
 
+// TestServe_AnotherNodeMigrates: the wait for it is bounded like any other.
+func TestServe_AnotherNodeMigrates(t *testing.T) {
+	url := pgtest.Database(t)
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, `SELECT pg_advisory_lock($1)`, int64(0x6368726f6e6f)); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	r := cli(t, runServe, nil, "--addr", "127.0.0.1:0", "--database-wait", "1500ms", "--life-file", filepath.Join(t.TempDir(), "life"), "--database", url)
+	if d := time.Since(began); r.code != exitFailed || d > 6*time.Second {
+		t.Errorf("code %d after %v", r.code, d)
+	}
+	if !strings.Contains(r.stderr, "another node is migrating") {
+		t.Errorf("stderr %q", r.stderr)
+	}
+}
+
+// TestServe_RoleWithoutGrants is told what to do.
+func TestServe_RoleWithoutGrants(t *testing.T) {
+	url := pgtest.Database(t)
+	if r := cli(t, runMigrate, nil, "--database", url); r.code != exitOK {
+		t.Fatal(r.stderr)
+	}
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(ctx)
+	if _, err := conn.Exec(ctx, `CREATE ROLE cc_test_bare LOGIN`); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if _, err := conn.Exec(ctx, `DROP ROLE cc_test_bare`); err != nil {
+			t.Error(err)
+		}
+	}()
+	r := cli(t, runServe, nil, "--addr", "127.0.0.1:0", "--life-file", filepath.Join(t.TempDir(), "life"), "--database", strings.Replace(url, "postgres@", "cc_test_bare@", 1))
+	if r.code != exitFailed || !strings.Contains(r.stderr, "as the schema's owner") {
+		t.Errorf("code %d, stderr %q", r.code, r.stderr)
+	}
+}
+
 // TestServe_DatabaseThatWillNeverDo fails at once: waiting would not help.
 func TestServe_DatabaseThatWillNeverDo(t *testing.T) {
 	url := withPassword(pgtest.Database(t))

@@ -253,6 +253,9 @@ func (s *Store) checkLife(ctx context.Context, conn *pgx.Conn) (lifeID, error) {
 				return lifeID{}, fmt.Errorf("postgres: record the server: %w", err)
 			}
 		}
+		if remembered.Epoch > 0 && now.epoch > remembered.Epoch && s.life.current().epoch < now.epoch {
+			s.log.Warn("a new life of the numbering has begun elsewhere, or streams were removed; readers will be reset", zap.Stringer("epoch", now.epoch))
+		}
 		return s.life.note(now), nil
 	}
 	return s.newLife(ctx, conn)

@@ -1,9 +1,15 @@
 package postgres
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/chronocast/chronocast/internal/pgtest"
 )
@@ -14,7 +20,7 @@ func TestMigrate_ManyAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
-			if n, err := Migrate(t.Context(), url, nil); err != nil || n != 2 {
+			if n, err := Migrate(t.Context(), url, nil); err != nil || n != 3 {
 				t.Errorf("%d, %v", n, err)
 			}
 		})
@@ -25,7 +31,7 @@ func TestMigrate_ManyAtOnce(t *testing.T) {
 	if err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM chronocast.life), (SELECT count(*) FROM chronocast.migrations)`).Scan(&lives, &done); err != nil {
 		t.Fatal(err)
 	}
-	if lives != 1 || done != 2 {
+	if lives != 1 || done != 3 {
 		t.Errorf("%d lives, %d migrations noted", lives, done)
 	}
 }
@@ -52,9 +58,9 @@ func TestMigrate_NewerDatabaseIsAccepted(t *testing.T) {
 	old := startNode(t, url, Options{})
 	old.publish(t, "s", `1`)
 	conn := outsider(t, url)
-	execute(t, conn, `INSERT INTO chronocast.migrations (number, name, checksum) VALUES (3, '0003_later.sql', 'x')`)
+	execute(t, conn, `INSERT INTO chronocast.migrations (number, name, checksum) VALUES (4, '0004_later.sql', 'x')`)
 	execute(t, conn, `ALTER TABLE chronocast.messages ADD COLUMN later text; ALTER TABLE chronocast.channels ADD COLUMN later int DEFAULT 1`)
-	if n, err := Migrate(t.Context(), url, nil); err != nil || n != 2 {
+	if n, err := Migrate(t.Context(), url, nil); err != nil || n != 3 {
 		t.Errorf("%d, %v", n, err)
 	}
 	old.publish(t, "s", `2`)
@@ -88,5 +94,35 @@ func TestMigrate_WithoutTheRightToMakeSchemas(t *testing.T) {
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Where nothing is to be done nobody's turn is waited for; where something is,
+// the wait ends with the caller's patience, and is told.
+func TestMigrate_WhileAnotherNodeDoes(t *testing.T) {
+	t.Parallel()
+	url := pgtest.Database(t)
+	holder := outsider(t, url)
+	execute(t, holder, `SELECT pg_advisory_lock($1)`, int64(migrationLock))
+	core, lines := observer.New(zap.InfoLevel)
+	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_, err := Migrate(ctx, url, zap.New(core))
+	if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 5*time.Second {
+		t.Errorf("after %v: %v", time.Since(began), err)
+	}
+	if n := lines.FilterMessageSnippet("another node is migrating").Len(); n != 1 {
+		t.Errorf("%d lines about it", n)
+	}
+	execute(t, holder, `SELECT pg_advisory_unlock($1)`, int64(migrationLock))
+	if _, err := Migrate(t.Context(), url, nil); err != nil {
+		t.Fatal(err)
+	}
+	execute(t, holder, `SELECT pg_advisory_lock($1)`, int64(migrationLock))
+	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if n, err := Migrate(ctx, url, nil); err != nil || n != 3 {
+		t.Errorf("nothing to be done: %d, %v", n, err)
 	}
 }

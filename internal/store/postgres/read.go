@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"go.uber.org/zap"
 
 	"github.com/chronocast/chronocast/history"
 	"github.com/chronocast/chronocast/protocol"
@@ -56,7 +57,38 @@ func (s *Store) Range(ctx context.Context, stream string, after uint64, limit, m
 	if err != nil {
 		return history.Page{}, err
 	}
+	if limit > 0 {
+		s.whole(stream, after, &page)
+	}
 	return page, nil
+}
+
+// whole makes sure that a page passes over nothing. Messages that somebody has
+// deleted by hand are trimmed, as far as readers are concerned: the page ends
+// before them, and one that would begin with them has none and says where the
+// stream begins for this reader.
+func (s *Store) whole(stream string, after uint64, page *history.Page) {
+	if after >= page.Last || after+1 < page.First {
+		return
+	}
+	for n, m := range page.Messages {
+		if m.Offset == after+1+uint64(n) {
+			continue
+		}
+		if n == 0 {
+			page.First = m.Offset
+		}
+		page.Messages = page.Messages[:n]
+		break
+	}
+	if len(page.Messages) > 0 {
+		return
+	}
+	if page.First <= after+1 {
+		page.First = page.Last + 1
+	}
+	s.log.Warn("messages are missing that were not trimmed; readers are told so", zap.String("stream", stream),
+		zap.Uint64("after", after), zap.Uint64("until", page.First))
 }
 
 // read runs one query, whose answer comes with the table that tells which life
@@ -118,7 +150,8 @@ func broken(err error) bool {
 // which none is older.
 const sinceSQL = `
 SELECT life.tableoid, greatest(c.epoch, life.epoch), coalesce(c.first_offset, 1), coalesce(c.last_offset, 0), c.trimmed_at >= $2,
-       (SELECT min(offset_) FROM chronocast.messages WHERE channel_id = c.id AND offset_ >= c.first_offset AND at >= $2)
+       (SELECT min(offset_) FROM chronocast.messages WHERE channel_id = c.id AND offset_ >= c.first_offset AND at >= $2),
+       (SELECT min(offset_) FROM chronocast.messages WHERE channel_id = c.id AND offset_ >= c.first_offset)
 FROM chronocast.life
 LEFT JOIN chronocast.streams s ON s.name = $1
 LEFT JOIN chronocast.channels c ON c.id = s.id`
@@ -126,16 +159,23 @@ LEFT JOIN chronocast.channels c ON c.id = s.id`
 // Since implements [history.Log].
 func (s *Store) Since(ctx context.Context, stream string, at int64) (span protocol.Span, after uint64, err error) {
 	var trimmed *bool
-	var next *int64
+	var next, kept *int64
 	err = s.read(ctx, "since", func(ctx context.Context) (table uint32, err error) {
 		var epoch, first, last int64
-		err = s.pool.QueryRow(ctx, sinceSQL, stream, time.UnixMicro(at)).Scan(&table, &epoch, &first, &last, &trimmed, &next)
+		err = s.pool.QueryRow(ctx, sinceSQL, stream, time.UnixMicro(at)).Scan(&table, &epoch, &first, &last, &trimmed, &next, &kept)
 		span = protocol.Span{Epoch: protocol.Epoch(epoch), First: uint64(first), Last: uint64(last)}
 		return table, err
 	})
 	switch {
 	case err != nil:
 		return protocol.Span{}, 0, err
+	case span.First <= span.Last && (kept == nil || uint64(*kept) > span.First):
+		// Somebody has deleted the oldest by hand, and nobody knows their times.
+		span.First = span.Last + 1
+		if kept != nil {
+			span.First = uint64(*kept)
+		}
+		return span, span.First - 2, nil
 	case trimmed != nil && *trimmed && span.First > 1:
 		return span, span.First - 2, nil
 	case next != nil:

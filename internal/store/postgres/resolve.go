@@ -92,7 +92,7 @@ func isHeld(err error) bool {
 }
 
 func (w *writer) makeIDs(ctx context.Context, names []string) error {
-	found, err := w.conn.Query(ctx, `SELECT name, id FROM chronocast.streams WHERE name = ANY($1)`, names)
+	found, err := w.conn.Query(ctx, knownSQL, names)
 	if err == nil {
 		err = w.keepIDs(found)
 	}
@@ -238,6 +238,15 @@ func (w *writer) commitFree(ctx context.Context, p *plan) (c committed, err erro
 	var id int64
 	if _, err = pgx.ForEachRow(found, []any{&id}, func() error { free[id] = true; return nil }); err != nil {
 		return c, err
+	}
+	if len(free) < len(p.ids) { // held, or not there at all
+		var there int
+		if err = tx.QueryRow(ctx, `SELECT count(*) FROM chronocast.channels WHERE id = ANY($1)`, p.ids).Scan(&there); err != nil {
+			return c, err
+		}
+		if there < len(p.ids) {
+			return c, errGone
+		}
 	}
 	p.each(func(i int, items []item) {
 		for n := range items {

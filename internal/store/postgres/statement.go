@@ -19,6 +19,12 @@ package postgres
 //	$15 the name to ring the doorbell with, or null for silence
 //	$16 the time, or null for the server's own
 //
+// A channel row that somebody has removed must not be made here, without a
+// name: many channels are bumped by an insert, which is the quickest way to lock
+// rows in a given order, and one that finds no row shows by its first offset of
+// 0. Its messages then have no offset, which the table refuses. One channel is
+// bumped by an update, which returns no row.
+//
 // A message finds its channel's new last offset by its index in an array. A join
 // would do the same, but its plan is made before anything is known of the
 // arrays: one that compares each with each takes longer than all the rest.
@@ -72,10 +78,10 @@ const (
 func manySQL(keys string) string {
 	return `
 WITH bump AS (
-	INSERT INTO chronocast.channels AS c (id, last_offset, bytes)
-	SELECT a.id, a.n, a.bytes FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS a (id, n, bytes)
+	INSERT INTO chronocast.channels AS c (id, first_offset, last_offset, bytes)
+	SELECT a.id, 0, a.n, a.bytes FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS a (id, n, bytes)
 	ON CONFLICT (id) DO UPDATE SET last_offset = c.last_offset + excluded.last_offset, bytes = c.bytes + excluded.bytes
-	RETURNING c.id, c.last_offset, c.epoch
+	RETURNING c.id, CASE WHEN c.first_offset > 0 THEN c.last_offset END AS last_offset, c.epoch
 ), told AS MATERIALIZED (
 	SELECT array_agg(last_offset) AS lasts, array_agg(epoch) AS epochs FROM bump
 ), stored AS (
@@ -169,6 +175,9 @@ WITH made AS (
 	INSERT INTO chronocast.channels (id) SELECT id FROM made ORDER BY id ON CONFLICT (id) DO NOTHING
 )
 SELECT name, id FROM made`
+
+// knownSQL finds the streams $1 that have a channel row.
+const knownSQL = `SELECT s.name, s.id FROM chronocast.streams s JOIN chronocast.channels c ON c.id = s.id WHERE s.name = ANY($1)`
 
 // freeSQL locks those of the channels $1 that nobody holds. What is waited for
 // after it is no channel row, and may take $2 milliseconds.

@@ -29,7 +29,7 @@ const trimLock = migrationLock + 1
 // too much: the first kept message's time, the count and the bytes.
 const overdueSQL = `
 SELECT c.id, s.name, c.first_offset, c.last_offset, c.bytes,
-       (SELECT at FROM chronocast.messages WHERE channel_id = c.id AND offset_ = c.first_offset)
+       (SELECT at FROM chronocast.messages WHERE channel_id = c.id AND offset_ >= c.first_offset ORDER BY offset_ LIMIT 1)
 FROM (SELECT * FROM chronocast.channels WHERE id > $1 ORDER BY id LIMIT $2) c
 JOIN chronocast.streams s USING (id) ORDER BY c.id`
 

@@ -74,6 +74,7 @@ func (w *writer) commitPlan(ctx context.Context, p *plan) error {
 	began := time.Now()
 	commit := w.commit
 	last := errAgain
+	gone := 0 // how often channel rows were missing
 	for attempt := 0; attempt < maxAttempts && p.anyLive() && ctx.Err() == nil; attempt++ {
 		if err := w.connect(ctx); err != nil {
 			return notStored(sequencer.ErrBusy, err)
@@ -99,6 +100,15 @@ func (w *writer) commitPlan(ctx context.Context, p *plan) error {
 		switch {
 		case last == errAllHeld:
 			continue
+		case isGone(last):
+			if gone++; gone == 1 {
+				w.store.log.Warn("channel rows were removed by somebody; their streams are made anew")
+			} else {
+				w.disconnect() // it may be more than that
+			}
+			w.renew() // a lone message finds no offset without its journal row, either
+			clear(w.ids)
+			continue
 		case refused == nil && pgconn.SafeToRetry(last):
 			w.disconnect()
 			continue
@@ -116,9 +126,8 @@ func (w *writer) commitPlan(ctx context.Context, p *plan) error {
 			last = w.findKeys(ctx, p)
 		case refused.Code == "23514" && refused.ConstraintName == "channels_last_offset_check":
 			last = w.fit(ctx, p)
-		case refused.Code == "23502" && (refused.TableName == "writers" || refused.TableName == "messages"), refused.Code == "22012":
+		case refused.Code == "23502" && refused.TableName == "writers", refused.Code == "22012":
 			// Another life, or a writer that was closed: a new connection tells.
-			// So may a message without an offset: its channel row is gone.
 			w.disconnect()
 			w.renew()
 			clear(w.ids)
@@ -141,6 +150,16 @@ func (w *writer) commitPlan(ctx context.Context, p *plan) error {
 		last = errAgain
 	}
 	return notStored(sequencer.ErrBusy, last)
+}
+
+// errGone: a channel row that was to be bumped is not there.
+var errGone = errors.New("postgres: a channel row is gone")
+
+// isGone says that a statement has stored nothing because a channel row is not
+// there, or, for a lone message, the writer's own row.
+func isGone(err error) bool {
+	refused := refusal(err)
+	return errors.Is(err, errGone) || refused != nil && refused.Code == "23502" && (refused.TableName == "messages" || refused.TableName == "keys")
 }
 
 // again says whether a statement that failed, and of which nothing is stored,
@@ -220,6 +239,9 @@ func (w *writer) commit(ctx context.Context, p *plan) (committed, error) {
 	result := w.conn.PgConn().ExecPrepared(ctx, batchNames[which], params, []int16{1}, []int16{1}).Read()
 	if result.Err != nil {
 		return committed{}, result.Err
+	}
+	if len(result.Rows) == 0 {
+		return committed{}, errGone
 	}
 	var c committed
 	var err error
