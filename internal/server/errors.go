@@ -50,6 +50,7 @@ var problems = []struct {
 	{sequencer.ErrDiskFull, problem{status: http.StatusInsufficientStorage, code: "disk_full", message: "the disk of the database is full; nothing was stored", retry: true, log: true}},
 	{sequencer.ErrOutcomeUnknown, problem{status: http.StatusServiceUnavailable, code: "outcome_unknown", message: "it is not known whether the broadcast was stored; retry with the same Idempotency-Key", retry: true, log: true}},
 	{sequencer.ErrOverloaded, problem{status: http.StatusServiceUnavailable, code: "overloaded", message: "too many broadcasts are waiting; nothing was stored", retry: true}},
+	{sequencer.ErrLocked, problem{status: http.StatusServiceUnavailable, code: "busy", message: "the stream is held by an open transaction of an application; nothing was stored", retry: true}},
 	{sequencer.ErrBusy, problem{status: http.StatusServiceUnavailable, code: "busy", message: "the database does not take broadcasts at this moment; nothing was stored", retry: true, log: true}},
 	{sequencer.ErrClosed, problem{status: http.StatusServiceUnavailable, code: "stopping", message: "the server is stopping; nothing was stored", retry: true}},
 	{sequencer.ErrNotStored, problem{status: http.StatusServiceUnavailable, code: "unavailable", message: "the database did not take the broadcast; nothing was stored", retry: true, log: true}},
