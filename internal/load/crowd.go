@@ -175,17 +175,20 @@ func (g *crowd) lost(voices []*voice) (lost uint64) {
 	return lost
 }
 
+// settled reports whether every publisher has its answers.
+func (b *bench) settled() bool {
+	for _, p := range b.pubs {
+		if !p.settled() {
+			return false
+		}
+	}
+	return true
+}
+
 // settle waits until everything published was answered and nothing has been missing
 // or nothing has arrived for two seconds.
 func (g *crowd) settle(ctx context.Context, voices []*voice) {
-	lookFor(ctx, g.b.o.Timeout, func() bool {
-		for _, p := range g.b.pubs {
-			if !p.settled() {
-				return false
-			}
-		}
-		return true
-	})
+	lookFor(ctx, g.b.o.Timeout, g.b.settled)
 	quiet, last := time.Now(), uint64(0)
 	lookFor(ctx, g.b.o.Timeout, func() bool {
 		missing := g.lost(voices)
