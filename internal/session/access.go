@@ -84,7 +84,8 @@ func (s *Session) follow(ctx context.Context, identifier string, streams []strin
 			first.closeAll()
 			return nil, nil, err
 		}
-		first = &subscription{Subscription: live, addr: addr, told: span.Head(), at: at, next: first}
+		first = &subscription{Subscription: live, told: span.Head(), next: first}
+		first.from(at)
 		heads = append(heads, protocol.StreamPosition{Stream: stream, Position: span.Head()})
 	}
 	slices.Reverse(heads)
@@ -95,8 +96,8 @@ func (s *Session) follow(ctx context.Context, identifier string, streams []strin
 func (sub *subscription) closeAll() {
 	for ; sub != nil; sub = sub.next {
 		sub.Close()
-		if sub.page != nil {
-			sub.page.leave(sub)
+		if sub.past != nil && sub.past.page != nil {
+			sub.past.page.leave(sub)
 		}
 	}
 }
@@ -105,7 +106,7 @@ func (sub *subscription) closeAll() {
 func (s *Session) keep(identifier string, sub *subscription, access auth.Access) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.subs[identifier] = sub
+	s.subs.put(sub)
 	s.streams += len(access.Streams)
 	s.dueLocked(identifier, access.Expires)
 }
@@ -115,8 +116,7 @@ func (s *Session) keep(identifier string, sub *subscription, access auth.Access)
 func (s *Session) drop(identifier string) *subscription {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sub := s.subs[identifier]
-	delete(s.subs, identifier)
+	sub := s.subs.take(identifier)
 	for part := sub; part != nil; part = part.next {
 		s.streams--
 	}
@@ -209,7 +209,7 @@ func (s *Session) Renew(ctx context.Context, now time.Time) {
 // within says whether all streams of the subscription are among these.
 func (sub *subscription) within(streams []string) bool {
 	for ; sub != nil; sub = sub.next {
-		if !slices.Contains(streams, sub.addr.Stream) {
+		if !slices.Contains(streams, sub.Address().Stream) {
 			return false
 		}
 	}
@@ -229,9 +229,9 @@ func (s *Session) authorize(ctx context.Context, identifier string) (auth.Access
 func (s *Session) Follows(stream string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, sub := range s.subs {
+	for _, sub := range s.subs.list {
 		for ; sub != nil; sub = sub.next {
-			if sub.addr.Stream == stream {
+			if sub.Address().Stream == stream {
 				return true
 			}
 		}

@@ -52,7 +52,7 @@ func newPages() *pages {
 // join is called with a new subscription, before its replay. When its page has
 // been served before, the replay is to begin where that ended.
 func (p *pages) join(identifier string, id protocol.Identifier, sub *subscription) {
-	if id.Page == "" || sub.at == nil || sub.next != nil {
+	if id.Page == "" || sub.at() == nil || sub.next != nil {
 		return
 	}
 	sum := sha256.Sum256([]byte(identifier))
@@ -67,11 +67,11 @@ func (p *pages) join(identifier string, id protocol.Identifier, sub *subscriptio
 		p.byHash[hash] = e
 	} else {
 		at := e.Value.(*page).servedLocked()
-		sub.at = &at
+		sub.past.at = &at
 		p.order.MoveToBack(e)
 	}
-	sub.page = e.Value.(*page)
-	sub.page.sub = sub
+	sub.past.page = e.Value.(*page)
+	sub.past.page.sub = sub
 }
 
 // servedLocked is up to where the page has been served. The link of a

@@ -17,22 +17,22 @@ func TestPages_ForgetTheOldAndTheTooMany(t *testing.T) {
 	id := protocol.Identifier{Page: "p"}
 	rendered := protocol.Position{Epoch: 7, Offset: 1}
 	join := func(identifier string) *subscription {
-		sub := &subscription{at: &rendered}
+		sub := &subscription{past: &past{at: &rendered}}
 		p.join(identifier, id, sub)
 		return sub
 	}
 	served := func(identifier string, at uint64) {
 		t.Helper()
 		sub := join(identifier)
-		sub.page.mark(sub, protocol.Position{Epoch: 7, Offset: at})
+		sub.past.page.mark(sub, protocol.Position{Epoch: 7, Offset: at})
 	}
 	comesBackAt := func(identifier string, want uint64) {
 		t.Helper()
 		sub := join(identifier)
-		if sub.at.Offset != want {
-			t.Errorf("%s comes back at %d, want %d", identifier, sub.at.Offset, want)
+		if sub.at().Offset != want {
+			t.Errorf("%s comes back at %d, want %d", identifier, sub.at().Offset, want)
 		}
-		sub.page.mark(sub, *sub.at)
+		sub.past.page.mark(sub, *sub.at())
 	}
 
 	served("a", 5)
@@ -54,14 +54,14 @@ func TestPages_ForgetTheOldAndTheTooMany(t *testing.T) {
 	comesBackAt("many-2", 9)
 	comesBackAt("many-1", 1)
 
-	for _, other := range []*subscription{{}, {at: &rendered, next: &subscription{}}} {
+	for _, other := range []*subscription{{}, {past: &past{at: &rendered}, next: &subscription{}}} {
 		p.join("x", id, other)
-		if other.page != nil {
+		if other.past != nil && other.past.page != nil {
 			t.Error("what has no position of its own, or several streams, is remembered")
 		}
 	}
-	sub := &subscription{at: &rendered}
-	if p.join("x", protocol.Identifier{}, sub); sub.page != nil {
+	sub := &subscription{past: &past{at: &rendered}}
+	if p.join("x", protocol.Identifier{}, sub); sub.past.page != nil {
 		t.Error("a page without a token is remembered")
 	}
 }
@@ -71,15 +71,15 @@ func TestPages_ForgetTheOldAndTheTooMany(t *testing.T) {
 func TestPages_OnlyTheLastSubscriptionSpeaks(t *testing.T) {
 	p := newPages()
 	id := protocol.Identifier{Page: "p"}
-	first, second := &subscription{at: &protocol.Position{Epoch: 7, Offset: 1}}, &subscription{at: &protocol.Position{Epoch: 7, Offset: 1}}
+	first, second := &subscription{past: &past{at: &protocol.Position{Epoch: 7, Offset: 1}}}, &subscription{past: &past{at: &protocol.Position{Epoch: 7, Offset: 1}}}
 	p.join("a", id, first)
-	first.page.mark(first, protocol.Position{Epoch: 7, Offset: 4})
+	first.past.page.mark(first, protocol.Position{Epoch: 7, Offset: 4})
 	p.join("a", id, second)
-	second.page.mark(second, protocol.Position{Epoch: 7, Offset: 8})
-	first.page.mark(first, protocol.Position{Epoch: 7, Offset: 4})
-	third := &subscription{at: &protocol.Position{Epoch: 7, Offset: 1}}
+	second.past.page.mark(second, protocol.Position{Epoch: 7, Offset: 8})
+	first.past.page.mark(first, protocol.Position{Epoch: 7, Offset: 4})
+	third := &subscription{past: &past{at: &protocol.Position{Epoch: 7, Offset: 1}}}
 	p.join("a", id, third)
-	if third.at.Offset != 8 {
-		t.Errorf("the page comes back at %d, want 8", third.at.Offset)
+	if third.at().Offset != 8 {
+		t.Errorf("the page comes back at %d, want 8", third.at().Offset)
 	}
 }

@@ -102,7 +102,6 @@ func (f *Factory) New(codec protocol.Codec, sink hub.Sink, id string) *Session {
 // Init is New for a session that is part of something else.
 func (f *Factory) Init(s *Session, codec protocol.Codec, sink hub.Sink, id string) {
 	s.cfg, s.codec, s.sink, s.id = &f.cfg, codec, sink, id
-	s.subs = make(map[string]*subscription)
 }
 
 // Session is one conversation. Welcome, Handle and Close are called by one
@@ -119,18 +118,8 @@ type Session struct {
 	pace   pace // touched by Handle alone
 
 	mu      sync.Mutex // guards what follows; never held across a call of the hub that waits
-	subs    map[string]*subscription
+	subs    subscriptions
 	streams int // that they lead to, each counted for each
-}
-
-type subscription struct {
-	*hub.Subscription
-	addr *protocol.Address
-	told protocol.Position  // by confirmation or ping; touched by Ping alone
-	at   *protocol.Position // in the identifier
-	ran  request            // the last replay that began; touched by Handle alone
-	next *subscription      // with another stream that the identifier leads to, or nil
-	page *page              // that is served, when its identifier names one
 }
 
 // Welcome greets the client. It comes before everything else.
@@ -208,32 +197,11 @@ func (s *Session) Ping(unix int64) bool {
 	}) {
 		s.outage = now
 	}
-	s.mu.Lock()
-	subs := make([]*subscription, 0, s.streams)
-	for _, sub := range s.subs {
-		for ; sub != nil; sub = sub.next {
-			subs = append(subs, sub)
-		}
-	}
-	s.mu.Unlock()
-	// Two identifiers may lead to one stream; the frame has room for one.
-	moved := make(map[string]protocol.Position)
-	for _, sub := range subs {
-		at := sub.Sent()
-		if at == sub.told {
-			continue
-		}
-		sub.told = at
-		if other, ok := moved[sub.addr.Stream]; !ok || at.Offset < other.Offset {
-			moved[sub.addr.Stream] = at
-		}
-	}
-	if len(moved) == 0 {
+	var some [8]*subscription
+	subs := s.all(some[:0])
+	heads := moved(subs)
+	if len(heads) == 0 {
 		return false
-	}
-	heads := make([]protocol.StreamPosition, 0, len(moved))
-	for _, stream := range slices.Sorted(maps.Keys(moved)) {
-		heads = append(heads, protocol.StreamPosition{Stream: stream, Position: moved[stream]})
 	}
 	if s.sink.Push([][]byte{wire(s.codec.AppendPing(nil, unix, heads))}) {
 		return true
@@ -242,6 +210,43 @@ func (s *Session) Ping(unix int64) bool {
 		sub.told = protocol.Position{} // tell again
 	}
 	return false
+}
+
+// all appends every subscription to buf.
+func (s *Session) all(buf []*subscription) []*subscription {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sub := range s.subs.list {
+		for ; sub != nil; sub = sub.next {
+			buf = append(buf, sub)
+		}
+	}
+	return buf
+}
+
+// moved returns how far the streams have been sent that moved since the client
+// was last told, by name.
+func moved(subs []*subscription) (heads []protocol.StreamPosition) {
+	// Two identifiers may lead to one stream; the frame has room for one.
+	var moved map[string]protocol.Position
+	for _, sub := range subs {
+		at := sub.Sent()
+		if at == sub.told {
+			continue
+		}
+		sub.told = at
+		if moved == nil {
+			moved = make(map[string]protocol.Position)
+		}
+		stream := sub.Address().Stream
+		if other, ok := moved[stream]; !ok || at.Offset < other.Offset {
+			moved[stream] = at
+		}
+	}
+	for _, stream := range slices.Sorted(maps.Keys(moved)) {
+		heads = append(heads, protocol.StreamPosition{Stream: stream, Position: moved[stream]})
+	}
+	return heads
 }
 
 // Subscriptions returns how many there are.
@@ -254,8 +259,8 @@ func (s *Session) Subscriptions() int {
 // Close ends every subscription. Nothing is pushed after it returns.
 func (s *Session) Close() {
 	s.mu.Lock()
-	subs := s.subs
-	s.subs, s.streams = nil, 0
+	subs := s.subs.list
+	s.subs, s.streams = subscriptions{}, 0
 	s.mu.Unlock()
 	for _, sub := range subs {
 		sub.closeAll()
@@ -318,7 +323,7 @@ func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
 		done = s.codec.AppendConfirmHistory(nil, cmd.Identifier)
 	}
 	for sub := first; sub != nil; sub = sub.next {
-		req := sub.request(cmd.History, sub.at)
+		req := sub.request(cmd.History, sub.at())
 		began, err := s.replay(ctx, wait, sub, req, done)
 		if err != nil {
 			// A subscription that went on without its replay would hide from a
@@ -328,7 +333,7 @@ func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
 			return
 		}
 		if began {
-			sub.ran = req
+			sub.began(req)
 			continue
 		}
 		sub.Live()
@@ -341,7 +346,7 @@ func (s *Session) subscribe(ctx context.Context, cmd protocol.Command) {
 func (s *Session) repeat(ctx context.Context, cmd protocol.Command, first *subscription) {
 	for sub := first; sub != nil; sub = sub.next {
 		s.tell(ctx, sub, func(sent protocol.Position) []byte {
-			return s.codec.AppendConfirm(nil, cmd.Identifier, []protocol.StreamPosition{{Stream: sub.addr.Stream, Position: sent}})
+			return s.codec.AppendConfirm(nil, cmd.Identifier, []protocol.StreamPosition{{Stream: sub.Address().Stream, Position: sent}})
 		})
 	}
 	if cmd.History == nil {
@@ -350,9 +355,9 @@ func (s *Session) repeat(ctx context.Context, cmd protocol.Command, first *subsc
 	wait, cancel := context.WithTimeout(ctx, s.cfg.CommandTimeout)
 	defer cancel()
 	for sub := first; sub != nil; sub = sub.next {
-		req := sub.request(cmd.History, sub.at)
+		req := sub.request(cmd.History, sub.at())
 		again := req
-		if req == sub.ran {
+		if req == sub.ran() {
 			again = request{}
 		}
 		began, err := s.replay(ctx, wait, sub, again, s.codec.AppendConfirmHistory(nil, cmd.Identifier))
@@ -362,7 +367,7 @@ func (s *Session) repeat(ctx context.Context, cmd protocol.Command, first *subsc
 			return
 		}
 		if began {
-			sub.ran = req
+			sub.began(req)
 		}
 	}
 }
@@ -410,7 +415,7 @@ type request struct {
 
 func (sub *subscription) request(req *protocol.HistoryRequest, at *protocol.Position) request {
 	if req != nil {
-		if p, ok := req.Streams[sub.addr.Stream]; ok {
+		if p, ok := req.Streams[sub.Address().Stream]; ok {
 			at = &p
 		} else if req.Since > 0 && at == nil {
 			return request{asked: true, since: req.Since}
@@ -458,9 +463,9 @@ func (s *Session) reset(ctx context.Context, sub *subscription, reason protocol.
 		}
 		span.Last = sent.Offset
 		if s.codec.Level() == protocol.LevelExtended {
-			return s.codec.AppendRejectHistory(nil, sub.addr.Identifier, string(reason), span)
+			return s.codec.AppendRejectHistory(nil, sub.Address().Identifier, string(reason), span)
 		}
-		return s.codec.AppendReset(nil, sub.addr, reason, span)
+		return s.codec.AppendReset(nil, sub.Address(), reason, span)
 	})
 }
 
@@ -521,7 +526,7 @@ func (s *Session) mistake(ctx context.Context, bad *protocol.CommandError) error
 func (s *Session) find(identifier string) *subscription {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.subs[identifier]
+	return s.subs.get(identifier)
 }
 
 // wire makes the text of a frame ready for the sink; nothing stays nothing.
