@@ -29,6 +29,8 @@ export class ChronocastStreamSource extends Base {
 
   /** @type {ReturnType<typeof sourceOf> | null} */
   #source = null
+  /** between connectedCallback and disconnectedCallback */
+  #here = false
   #scheduled = false
 
   constructor() {
@@ -66,6 +68,7 @@ export class ChronocastStreamSource extends Base {
   }
 
   connectedCallback() {
+    this.#here = true
     const { target } = this
     if (this.#source) return
     this.#bare()
@@ -76,6 +79,7 @@ export class ChronocastStreamSource extends Base {
   }
 
   disconnectedCallback() {
+    this.#here = false
     this.#source?.leave(this)
     this.#source = null
     this.#bare()
@@ -93,7 +97,9 @@ export class ChronocastStreamSource extends Base {
    * @param {string | null} after
    */
   attributeChangedCallback(name, before, after) {
-    if (!this.isConnected || before === after) return
+    // An element of a page that was there before this module is told of each of
+    // its attributes first, and then that it is connected.
+    if (!this.#here || before === after) return
     if (Object.values(this.#at).includes(name)) {
       if (this.#scheduled || !this.#source) return
       this.#scheduled = true
