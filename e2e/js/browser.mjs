@@ -63,7 +63,15 @@ serve({
     await tabs.get(id).goForward({ waitUntil: "commit" })
   },
   async eval({ id, expression }) {
-    return await tabs.get(id).evaluate(expression)
+    for (let tries = 1; ; tries++) {
+      try {
+        return await tabs.get(id).evaluate(expression)
+      } catch (err) {
+        // The page was on its way to another place; ask that one.
+        if (tries === 4 || !/Execution context was destroyed/.test(String(err))) throw err
+        await tabs.get(id).waitForLoadState("domcontentloaded")
+      }
+    }
   },
   async until({ id, expression, within }) {
     // The page's policy forbids eval, which waitForFunction would use.
