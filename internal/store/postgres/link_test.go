@@ -95,7 +95,7 @@ func TestServerCrashes(t *testing.T) {
 	t.Parallel()
 	c := pgtest.Start(t, "max_connections = 60", "fsync = off") // the server crashes, not the machine
 	url := c.URL("postgres")
-	l := &load{publishers: 16, count: 120, streams: 3, keyed: func(p int) bool { return p%2 == 0 }}
+	l := &load{publishers: 16, count: 240, streams: 3, keyed: func(p int) bool { return p%2 == 0 }}
 	for range 2 {
 		l.nodes = append(l.nodes, startNode(t, url, Options{}))
 	}
@@ -120,13 +120,13 @@ func TestServerCrashes(t *testing.T) {
 				return
 			}
 			crashes++
-			next = l.progress.Load() + 100
+			next = l.progress.Load() + 50
 		}
 	})
 	l.run(ctx, t)
 	close(done)
 	wg.Wait()
-	if crashes < 10 {
+	if crashes < 5 { // how many fit in depends on how quick the publishers are
 		t.Errorf("%d crashes", crashes)
 	}
 	s := mustOpen(t, url, Options{})
