@@ -89,7 +89,7 @@ func parseBench(args []string, stdout, stderr io.Writer) (*benching, int) {
 	f.IntVar(&o.Rounds, "rounds", 0, "how often: round trips of a visit, messages of a step, turns of a comparison")
 	f.StringVar(&o.Shape, "payload", "", "what payloads look like, a `shape`: text, json or turbo (an HTML element)")
 	f.IntVar(&o.Size, "size", 0, "how large a payload is, in `bytes`")
-	f.IntVar(&o.Streams, "streams", 0, "how many streams (payload)")
+	f.IntVar(&o.Streams, "streams", 0, "how many streams (payload; hold, where every connection has its own otherwise)")
 	f.IntVar(&o.Readers, "readers", 0, "readers of each answer (tokens)")
 	f.Float64Var(&o.Ramp, "ramp", 0, "connections opened each second; 0 is what the scenario says")
 	f.DurationVar(&o.Timeout, "timeout", 30*time.Second, "how long a connection, a publish or a round trip may take")
@@ -153,6 +153,10 @@ func (f *benching) complete() error {
 	self, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("this program does not find itself: %w", err)
+	}
+	if o.Scenario == "rate" && o.URL == "" {
+		// It sends as many commands as it gets messages, from one connection.
+		o.ServeFlags = append([]string{"--max-command-rate=20000"}, o.ServeFlags...)
 	}
 	o.Serve, o.Child = []string{self, "serve"}, []string{self, "bench", benchChild}
 	return nil

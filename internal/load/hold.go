@@ -44,6 +44,9 @@ func hold(ctx context.Context, b *bench) error {
 	workers := (n + perProcess - 1) / perProcess
 	b.setting("connections a second", rate)
 	b.setting("worker processes", workers)
+	if b.o.Streams > 0 {
+		b.setting("streams", b.o.Streams)
+	}
 	if len(b.targets)*perProcess < n && len(b.servers) > 0 {
 		b.note("the open-file limit is %d: %d servers hold at most %d connections, %d were asked for", b.files, len(b.servers), len(b.targets)*perProcess, n)
 		n = len(b.targets) * perProcess
@@ -116,6 +119,15 @@ func hold(ctx context.Context, b *bench) error {
 	return ctx.Err()
 }
 
+// held is the stream that connection i listens to: one of Streams, or one of its
+// own.
+func (o Options) held(i int) string {
+	if o.Streams > 0 {
+		i %= o.Streams
+	}
+	return fmt.Sprintf("hold/%d", i)
+}
+
 // team holds connections, in this process or in workers.
 type team struct {
 	own     *crowd
@@ -130,7 +142,7 @@ type team struct {
 func (b *bench) hire(ctx context.Context, n, workers int, rate float64) (*team, error) {
 	t := &team{}
 	if workers <= 1 {
-		t.own = b.newCrowd(n, func(i int) string { return fmt.Sprintf("hold/%d", i) })
+		t.own = b.newCrowd(n, func(i int) string { return b.o.held(i) })
 		return t, t.own.begin(ctx, rate)
 	}
 	var urls []string
@@ -295,7 +307,7 @@ func runHolder(ctx context.Context, in io.Reader, out io.Writer) error {
 	crowd := &crowd{b: b}
 	for i := range spec.Count {
 		k := spec.First + i
-		cl := b.newClient(k, k%len(b.targets), fmt.Sprintf("hold/%d", k))
+		cl := b.newClient(k, k%len(b.targets), b.o.held(k))
 		cl.live = func(*client) { crowd.live.Add(1) }
 		cl.over = crowd.lose
 		crowd.clients = append(crowd.clients, cl)

@@ -46,6 +46,7 @@ type Conn struct {
 
 	allowed int32  // commands that may be taken before a rest; belongs to the owner of the input
 	counted uint32 // when they were counted last, in milliseconds
+	eager   bool   // has sent a burst and goes on; belongs to the owner of the input
 	in      *inbox // nil while there is nothing in it; belongs to the owner of the input
 }
 
@@ -70,9 +71,14 @@ type outbox struct {
 
 // The rates at which commands are taken from one client.
 const (
-	commandBurst = 4000
-	commandRate  = 5000 // a second
-	turnCommands = 16   // before other connections have their turn
+	commandBurst = 1000   // at once, and a second
+	commandRate  = 10_000 // a second, shared by all clients that have sent a burst and go on
+	commandLeast = 50     // a second, for each of them however many they are
+	turnCommands = 16     // before other connections have their turn
+
+	// answersWaiting is how much may be queued for a client whose next command
+	// is taken: one that asks without reading is not worth more work.
+	answersWaiting = 32 << 10
 )
 
 // lingerTime is how long a client may take to close after our close frame, and
@@ -345,7 +351,7 @@ func (c *Conn) dropLocked() {
 	if o == nil {
 		return
 	}
-	o.ping, o.pong, o.first, c.extra = nil, nil, nil, 0
+	o.ping, o.pong = nil, nil
 	rest, off := []byte(nil), o.off
 	if off > 0 {
 		rest = o.q[o.head][:frameEnd(o.q[o.head], off)]
@@ -354,8 +360,16 @@ func (c *Conn) dropLocked() {
 			rest, off = nil, 0
 		}
 	}
-	for _, b := range o.q[o.head:] {
+	for i, b := range o.q[o.head:] {
 		c.queued -= len(b)
+		switch { // what a writer holds, or has begun, is still to be told apart
+		case i == 0 && rest != nil:
+		case o.first != nil && unsafe.SliceData(b) == unsafe.SliceData(o.first):
+			o.first = nil
+			c.extra -= len(b)
+		case c.extra > 0 && b[0] == finBit|opPong:
+			c.extra -= len(b)
+		}
 	}
 	c.queued += o.off
 	o.q, o.head, o.off = nil, 0, off
@@ -526,6 +540,7 @@ func (c *Conn) goneLocked() (tell bool) {
 // ended says goodbye to the handler.
 func (c *Conn) ended() {
 	c.in = nil
+	c.calm()
 	c.h.Ended()
 	c.e.tasks.Done()
 }

@@ -292,6 +292,24 @@ func TestConn_RateOfCommands(t *testing.T) {
 	})
 }
 
+// TestConn_FloodsShareARate: clients that go on after a burst get no more
+// together than one alone.
+func TestConn_FloodsShareARate(t *testing.T) {
+	transports(t, Options{}, func(t *testing.T, r *rig) {
+		const clients, each = 8, commandBurst + commandRate/8
+		var handled atomic.Int64
+		began := time.Now()
+		for range clients {
+			p := r.open(func(context.Context, *peer, []byte) { handled.Add(1) })
+			p.send(bytes.Repeat(frame(finBit|opText, "?"), each))
+		}
+		eventually(t, "all are handled", func() bool { return handled.Load() == clients*each })
+		if took := time.Since(began); took < 700*time.Millisecond {
+			t.Errorf("%d commands of %d clients were taken in %v", clients*each, clients, took)
+		}
+	})
+}
+
 // TestConn_WelcomeBeforePing: nothing overtakes what was pushed first.
 func TestConn_WelcomeBeforePing(t *testing.T) {
 	transports(t, Options{}, func(t *testing.T, r *rig) {

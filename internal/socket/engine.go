@@ -52,6 +52,7 @@ type Engine struct {
 	pool  *pool
 	poll  *poller // nil where there is no epoll
 
+	eager   atomic.Int32 // connections that have sent a burst of commands and go on
 	running atomic.Bool
 	ready   chan struct{} // closed when Run serves
 }

@@ -127,19 +127,39 @@ func (c *Conn) command(text []byte) {
 }
 
 // rest returns how long the client has to wait before its next command is
-// taken. A client may send a burst, and then as many a second as any program
-// needs; one that floods leaves the machine to others.
+// taken. A client may send a burst, enough to subscribe again to all it had.
+// Those that go on share a rate: one may be a program with a lot to say, many
+// are a flood, and leave the machine to others.
 func (c *Conn) rest() time.Duration {
 	now := uint32(c.e.now().Milliseconds())
-	if grown := int64(now-c.counted) * commandRate / 1000; grown > 0 {
+	rate := int64(commandBurst)
+	if c.eager {
+		rate = int64(max(commandRate/c.e.eager.Load(), commandLeast))
+	}
+	if grown := int64(now-c.counted) * rate / 1000; grown > 0 {
 		c.allowed = int32(min(int64(c.allowed)+grown, commandBurst))
 		c.counted = now
+		if c.allowed >= commandBurst/2 {
+			c.calm()
+		}
 	}
 	if c.allowed == 0 {
+		if !c.eager {
+			c.eager = true
+			c.e.eager.Add(1)
+		}
 		return 10 * time.Millisecond
 	}
 	c.allowed--
 	return 0
+}
+
+// calm takes the client out of those that share a rate.
+func (c *Conn) calm() {
+	if c.eager {
+		c.eager = false
+		c.e.eager.Add(-1)
+	}
 }
 
 // turn is a worker's: it runs the commands of a client that have come in, some
@@ -148,7 +168,7 @@ func (c *Conn) turn() {
 	for range turnCommands {
 		c.mu.Lock()
 		closed, ending := c.closed, c.ending
-		c.parked = !ending && c.queued > c.e.lowWater()
+		c.parked = !ending && c.queued > min(answersWaiting, c.e.lowWater())
 		parked := c.parked
 		c.mu.Unlock()
 		if closed {
