@@ -77,6 +77,10 @@ func (t *Tail) Known() uint64 {
 	return last
 }
 
+// Doubt takes back what [Tail.Know] told of offsets past last: the log, asked
+// again and again, does not have them.
+func (t *Tail) Doubt(last uint64) { t.known = min(t.known, last) }
+
 // Know tells that the stream reaches up to the offset last, so that
 // [Tail.Gap] reports what is missing even when no later message arrives.
 func (t *Tail) Know(last uint64) { t.known = max(t.known, min(last, protocol.MaxOffset)) }

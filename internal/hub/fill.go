@@ -20,11 +20,16 @@ const (
 	sweepRetry   = 2 * time.Second
 )
 
+// maxDoubts is how often the log is asked for what a hint spoke of, about a
+// second and a half in all, before the hint counts as a mistake.
+const maxDoubts = 6
+
 // fill reads from the log what the gate misses, one page at a time.
 func (s *stream) fill(context.Context) {
 	s.mu.Lock()
 	before, life := s.markLocked()
 	after, _, gap := s.tail.Gap()
+	known := s.tail.Known()
 	switch {
 	case !gap && !s.suspect:
 		s.failures = 0
@@ -50,6 +55,12 @@ func (s *stream) fill(context.Context) {
 		s.failures++ // unless it led on: the log may not have what a hint spoke of
 		if life != s.life || s.tail.Head() != before {
 			s.failures = 0
+		}
+		if life == s.life && s.failures > maxDoubts && s.tail.Known() == known {
+			s.tail.Doubt(page.Last) // anybody who may connect to the database can ring its bell
+			if _, _, gap := s.tail.Gap(); !gap {
+				s.failures = 0
+			}
 		}
 		if life == s.life && len(page.Messages) > 0 {
 			s.failures = 0

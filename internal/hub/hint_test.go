@@ -52,6 +52,29 @@ func TestHint_ABurstSharesReads(t *testing.T) {
 	})
 }
 
+// A hint of what the log does not have is looked for, then forgotten: it costs
+// a few reads, and what is published afterwards comes at once.
+func TestHint_ThatIsNotTrueIsForgotten(t *testing.T) {
+	bubble(t, hub.Options{SweepEvery: 2 * time.Hour}, func(t *testing.T, w *world) {
+		c := w.live(chat, ours)
+		w.publish(chat, 2)
+		reads := w.log.Reads("range")
+		w.hub.Hint(chat, protocol.MaxOffset-1)
+		time.Sleep(time.Minute)
+		if n := w.log.Reads("range") - reads; n < 2 || n > 10 {
+			t.Errorf("%d reads for a hint that is not true, want a few", n)
+		}
+		began := time.Now()
+		w.log.AppendN(chat, 1)
+		w.hub.Hint(chat, 3)
+		synctest.Wait()
+		c.expectAt(3)
+		if d := time.Since(began); d != 0 {
+			t.Errorf("what came afterwards was delivered after %v", d)
+		}
+	})
+}
+
 // A stream nobody listens to costs no read, and neither does news of what is
 // here already.
 func TestHint_CostsNothingWhereNobodyMissesIt(t *testing.T) {
