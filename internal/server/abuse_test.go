@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -75,48 +77,96 @@ func TestSocket_TooManyCommandsAreSlowedDown(t *testing.T) {
 	}
 }
 
-// TestDoor_ConnectAndAbort: whatever becomes of a client, its place is free.
-func TestDoor_ConnectAndAbort(t *testing.T) {
-	s := newStack(t, secured(t, func(_ *auth.Config, o *Options) { o.MaxAddressConnections = 1000 }))
-	const cycles = 600
+// footprint is what the process holds.
+type footprint struct {
+	goroutines, files int
+	heap              uint64
+}
+
+func footprintNow(t *testing.T) footprint {
+	t.Helper()
+	runtime.GC()
+	runtime.GC() // pools keep what they have for one more round
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	open, err := os.ReadDir("/dev/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return footprint{runtime.NumGoroutine(), len(open), m.HeapAlloc}
+}
+
+// TestB134_TenThousandComeAndGo: whatever becomes of 10,000 clients, and of 1,000
+// that are half there at once, their places are free and nothing of them stays.
+func TestB134_TenThousandComeAndGo(t *testing.T) {
+	s := newStack(t, secured(t, func(_ *auth.Config, o *Options) { o.MaxAddressConnections = 3000 }))
 	request := "GET /cable HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n" +
 		"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n%s\r\n"
 	headers := []string{"", "Authorization: Bearer planted-wrong-key-00008\r\n", "X-JID: " + goodToken(t) + "\r\n"}
-	var wg sync.WaitGroup
-	turns := make(chan struct{}, 16)
-	for i := range cycles {
-		turns <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-turns }()
-			nc, err := net.Dial("tcp", s.addr)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer nc.Close()
-			text := fmt.Sprintf(request, headers[i%len(headers)])
-			switch i % 4 {
-			case 0: // in the middle of the head
-				_, _ = io.WriteString(nc, text[:len(text)/2])
-			case 1: // before the answer is read, by a reset
-				_, _ = io.WriteString(nc, text)
-				_ = nc.(*net.TCPConn).SetLinger(0)
-			case 2: // after the answer
-				_, _ = io.WriteString(nc, text)
-				_, _ = bufio.NewReader(nc).ReadString('\n')
-			case 3: // in the middle of a frame
-				_, _ = io.WriteString(nc, text)
-				_, _ = bufio.NewReader(nc).ReadString('\n')
-				_, _ = nc.Write([]byte{0x81, 0xfe, 0x10})
-			}
+	begin := func(i int) net.Conn {
+		nc, err := net.Dial("tcp", s.addr)
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		text := fmt.Sprintf(request, headers[i%len(headers)])
+		switch i % 4 {
+		case 0: // in the middle of the head
+			_, _ = io.WriteString(nc, text[:len(text)/2])
+		case 1: // before the answer is read, by a reset
+			_, _ = io.WriteString(nc, text)
+			_ = nc.(*net.TCPConn).SetLinger(0)
+		case 2: // after the answer
+			_, _ = io.WriteString(nc, text)
+			_, _ = bufio.NewReader(nc).ReadString('\n')
+		case 3: // in the middle of a frame
+			_, _ = io.WriteString(nc, text)
+			_, _ = bufio.NewReader(nc).ReadString('\n')
+			_, _ = nc.Write([]byte{0x81, 0xfe, 0x10})
+		}
+		return nc
+	}
+	cycles := func(n int) {
+		var wg sync.WaitGroup
+		turns := make(chan struct{}, 16)
+		for i := range n {
+			turns <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-turns }()
+				if nc := begin(i); nc != nil {
+					nc.Close()
+				}
+			})
+		}
+		wg.Wait()
+	}
+	free := func() {
+		eventually(t, "all places are free", func() bool {
+			s.srv.door.mu.Lock()
+			defer s.srv.door.mu.Unlock()
+			return len(s.srv.door.seats) == 0 && len(s.srv.door.each) == 0 && s.srv.Connections() == 0
 		})
 	}
-	wg.Wait()
-	eventually(t, "all places are free", func() bool {
-		s.srv.door.mu.Lock()
-		defer s.srv.door.mu.Unlock()
-		return len(s.srv.door.seats) == 0 && len(s.srv.door.each) == 0 && s.srv.Connections() == 0
+	cycles(600) // what is made once is there then
+	free()
+	before := footprintNow(t)
+	cycles(10_000)
+	var half []net.Conn
+	for i := range 1000 {
+		if nc := begin(4 * i); nc != nil { // half a head, and no more
+			half = append(half, nc)
+		}
+	}
+	for _, nc := range half {
+		nc.Close()
+	}
+	free()
+	eventually(t, "nothing stays", func() bool {
+		now := footprintNow(t)
+		return now.goroutines <= before.goroutines+4 && now.files <= before.files+2 && now.heap <= before.heap+before.heap/20+1<<20
 	})
+	now := footprintNow(t)
+	t.Logf("figure: before %+v, after 11,000 clients %+v", before, now)
 }
 
 // TestSocket_OneByteReader: who reads byte by byte is served from the log, and
