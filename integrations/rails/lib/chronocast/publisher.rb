@@ -100,7 +100,7 @@ module Chronocast
     private
 
     def push(item)
-      start unless started? && @thread.alive?
+      start unless started? && @thread&.alive? # another thread may be starting it
       at, refusal = @writer.refusal
       raise refusal, refusal.message if refusal && Outbox.now - at < REFUSAL_HOLDS
 
