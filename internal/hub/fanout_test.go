@@ -173,26 +173,26 @@ func TestFanOut_EveryoneWhoStaysGetsEveryMessage(t *testing.T) {
 }
 
 // A stream that has been written for long rests alone: others of its shard are
-// served at once, and it never rests longer than it was written, or 25 ms.
+// served at once, and it never rests longer than it was written, or 4 ms.
 func TestRest_HoldsUpNoOtherStream(t *testing.T) {
 	bubble(t, hub.Options{Shards: 1}, func(t *testing.T, w *world) {
 		codec := hubtest.NewCodec(plain)
 		var large, small []time.Time
 		var writes atomic.Int64
-		writes.Store(int64(20 * time.Millisecond))
+		writes.Store(int64(3 * time.Millisecond))
 		subscribe(t, w, "large", codec, sinkFunc(func() {
 			large = append(large, time.Now())
 			time.Sleep(time.Duration(writes.Load()))
 		}))
 		subscribe(t, w, "small", codec, sinkFunc(func() { small = append(small, time.Now()) }))
 		began := time.Now()
-		w.publish("large", 1) // written until 20 ms, rests until 40
-		time.Sleep(25 * time.Millisecond)
+		w.publish("large", 1) // written until 3 ms, rests until 6
+		time.Sleep(4 * time.Millisecond)
 		w.publish("small", 1)
 		w.publish("large", 1)
 		synctest.Wait()
-		writes.Store(int64(time.Second)) // rests 25 ms all the same
-		time.Sleep(1100 * time.Millisecond)
+		writes.Store(int64(time.Second)) // written from 6 ms on, rests 4 ms all the same
+		time.Sleep(1004 * time.Millisecond)
 		w.publish("large", 1)
 		synctest.Wait()
 		time.Sleep(3 * time.Second)
@@ -202,10 +202,10 @@ func TestRest_HoldsUpNoOtherStream(t *testing.T) {
 			}
 			return ms
 		}
-		if got := at(small); !slices.Equal(got, []int64{25}) {
+		if got := at(small); !slices.Equal(got, []int64{4}) {
 			t.Errorf("the small stream was served at %v ms", got)
 		}
-		if got := at(large); !slices.Equal(got, []int64{0, 40, 1125}) {
+		if got := at(large); !slices.Equal(got, []int64{0, 6, 1010}) {
 			t.Errorf("the large stream was served at %v ms", got)
 		}
 	})

@@ -13,7 +13,7 @@ const (
 	passMessages = 512       // most messages of one pass
 	passBytes    = 256 << 10 // and most bytes, but at least one message
 	restOver     = 100 * time.Microsecond
-	restMax      = 25 * time.Millisecond
+	restMax      = 4 * time.Millisecond
 )
 
 // pass is one batch of a stream on its way to the subscribers. Several workers
