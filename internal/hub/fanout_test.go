@@ -196,6 +196,7 @@ func TestRest_HoldsUpNoOtherStream(t *testing.T) {
 		w.publish("large", 1)
 		synctest.Wait()
 		time.Sleep(3 * time.Second)
+		synctest.Wait()
 		at := func(all []time.Time) (ms []int64) {
 			for _, a := range all {
 				ms = append(ms, a.Sub(began).Milliseconds())
