@@ -71,8 +71,10 @@ type outbox struct {
 
 // The rates at which commands are taken from one client.
 const (
-	commandBurst = 1000   // at once, and a second
-	commandRate  = 10_000 // a second, shared by all clients that have sent a burst and go on
+	commandBurst = 200    // at once, and
+	commandPace  = 1000   // a second, are anybody's
+	commandRate  = 10_000 // a second, for one client that goes on after a burst
+	floodRate    = 4000   // a second, shared by several
 	commandLeast = 50     // a second, for each of them however many they are
 	turnCommands = 16     // before other connections have their turn
 

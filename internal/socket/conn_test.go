@@ -296,7 +296,7 @@ func TestConn_RateOfCommands(t *testing.T) {
 // together than one alone.
 func TestConn_FloodsShareARate(t *testing.T) {
 	transports(t, Options{}, func(t *testing.T, r *rig) {
-		const clients, each = 8, commandBurst + commandRate/8
+		const clients, each = 8, commandBurst + floodRate/8
 		var handled atomic.Int64
 		began := time.Now()
 		for range clients {

@@ -127,14 +127,17 @@ func (c *Conn) command(text []byte) {
 }
 
 // rest returns how long the client has to wait before its next command is
-// taken. A client may send a burst, enough to subscribe again to all it had.
-// Those that go on share a rate: one may be a program with a lot to say, many
-// are a flood, and leave the machine to others.
+// taken. A client may send a burst, enough for most to subscribe again to all
+// they had. One that goes on may be a program with a lot to say; several are a
+// flood, and share a rate that leaves the machine to others.
 func (c *Conn) rest() time.Duration {
 	now := uint32(c.e.now().Milliseconds())
-	rate := int64(commandBurst)
+	rate := int64(commandPace)
 	if c.eager {
-		rate = int64(max(commandRate/c.e.eager.Load(), commandLeast))
+		rate = commandRate
+		if n := int64(c.e.eager.Load()); n > 1 {
+			rate = max(floodRate/n, commandLeast)
+		}
 	}
 	if grown := int64(now-c.counted) * rate / 1000; grown > 0 {
 		c.allowed = int32(min(int64(c.allowed)+grown, commandBurst))
