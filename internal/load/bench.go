@@ -358,8 +358,14 @@ func (v *voice) sent() uint32 {
 	return v.seq
 }
 
+// calm waits a moment for the answers to what was published: a subscriber can
+// have a message before its publisher knows that it is stored, and each message
+// belongs to the step it was published in.
+func (b *bench) calm() { lookFor(context.Background(), 2*time.Second, b.settled) }
+
 // begin begins a step.
 func (b *bench) begin(number int, label string, clients int, lasts time.Duration) {
+	b.calm()
 	b.collect(true)
 	s := &step{row: Row{Label: label, Clients: clients}, began: time.Now(), lasts: lasts, number: number}
 	for _, p := range b.pubs {
@@ -391,6 +397,7 @@ func (b *bench) measureServer() (sum usage) {
 
 // end ends the step and lets edit add to its row.
 func (b *bench) end(edit func(*Row)) Row {
+	b.calm()
 	b.collect(true)
 	now := b.measureServer()
 	var acked, refused uint64

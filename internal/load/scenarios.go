@@ -494,8 +494,6 @@ func (b *bench) oneAtATime(ctx context.Context, number int, label string, crowds
 	for d := range results {
 		whole.Record(d)
 	}
-	// The last user may have a message before its publisher has the answer.
-	lookFor(ctx, b.o.Timeout, b.settled)
 	row := b.end(func(r *Row) {
 		for _, sd := range sides {
 			r.Lost += sd.g.lost(sd.voices)
